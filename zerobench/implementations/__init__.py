@@ -1,0 +1,1 @@
+"""Implementations of ZeRO: the plug-in protocol, the registry, the reference, and adapters, one file each."""

@@ -1,0 +1,40 @@
+"""What every adapter around torch modules and optimizers needs."""
+
+from __future__ import annotations
+
+from typing import Iterable
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from zerobench.terms import Category
+
+
+def torch_states(module: nn.Module, optimizer: Optimizer) -> dict[Category, list[Tensor]]:
+    """The model states of a module and its torch.optim optimizer, each storage region once.
+
+    PARAMETER: the module's parameters. GRADIENT: their `.grad`. OPTIMIZER: the optimizer's state, and the parameters it
+    updates that are not the module's own (masters).
+    """
+    own = list(module.parameters())
+    ours = {id(p) for p in own}
+    masters = [p for group in optimizer.param_groups for p in group["params"] if id(p) not in ours]
+    states = [v for state in optimizer.state.values() for v in state.values() if isinstance(v, Tensor)]
+    gradients = [p.grad for p in [*own, *masters] if p.grad is not None]
+    return {
+        Category.PARAMETER: distinct(own),
+        Category.GRADIENT: distinct(gradients),
+        Category.OPTIMIZER: distinct([*masters, *states]),
+    }
+
+
+def distinct(tensors: Iterable[Tensor]) -> list[Tensor]:
+    """`tensors` without those that show the same memory again (tied weights, views of the same region)."""
+    seen: set[tuple[int, int]] = set()
+    out = []
+    for tensor in tensors:
+        key = (tensor.data_ptr(), tensor.numel())
+        if tensor.numel() and key not in seen:
+            seen.add(key)
+            out.append(tensor)
+    return out

@@ -1,0 +1,53 @@
+"""What a launcher hands to the worker on each rank (`RankContext`), and what the worker hands back (`Outcome`)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Callable
+
+from zerobench.claims import Claims
+from zerobench.codec import decode, encode
+from zerobench.record import ModelFacts, Sample
+
+
+@dataclass(frozen=True)
+class RankContext:
+    """One rank, before it has joined the others.
+
+    join: collective; initialises the default process group. note: tells the launcher what this rank is doing, in one
+    line that survives a kill. scratch: an existing empty folder that all ranks share. control_ports: TCP ports of the
+    rendezvous, whose traffic is not the subject's.
+    """
+
+    rank: int
+    world_size: int
+    backend: str
+    device: str
+    join: Callable[[], None]
+    note: Callable[[str], None]
+    scratch: Path
+    control_ports: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a run on one rank. status: "ok", "skip" (reason says why), "refused" (a bad plug-in: reason names
+    what is wrong), "invalid" (an instrument failed its self-test), "error" (the subject raised: sample.failure)."""
+
+    status: str
+    sample: Sample
+    reason: str = ""
+    claims: Claims | None = None
+    model: ModelFacts | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        return encode(self) | {"claims": self.claims.to_json() if self.claims else None}
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Outcome:
+        claims = data.get("claims")
+        outcome = decode(cls, {k: v for k, v in data.items() if k != "claims"} | {"claims": None})
+        if claims is not None:
+            object.__setattr__(outcome, "claims", Claims.from_json(claims))
+        return outcome

@@ -1,0 +1,276 @@
+"""Sample: what one rank saw in one run. Record: the samples of a run, and what it was. Provenance: where and with what.
+
+These are the only things that cross from the side that measures to the side that judges. Units are in the names; bytes
+and elements are whole numbers; steps count from 0, the build is step -1.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Mapping
+
+from zerobench.case import Run
+from zerobench.claims import Claims
+from zerobench.codec import decode, encode
+from zerobench.terms import Collective, Moment
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class Call:
+    """One collective that this rank issued.
+
+    numel: elements of the full tensor, the S of a ring's cost: an all-reduce's, broadcast's or reduce's tensor; what a
+    reduce-scatter takes and an all-gather gives. nbytes: numel x itemsize. group: the ranks, by global number.
+    by: the thread that called, "main" or its name. received_numel: elements that come from other ranks, where the shares
+    are uneven; None where it is numel (n - 1) / n.
+    """
+
+    step: int
+    phase: str  # build, forward, backward, step, read (the suite's own), close
+    kind: Collective
+    numel: int
+    nbytes: int
+    dtype: str
+    group: tuple[int, ...]
+    root: int | None = None
+    op: str = ""
+    by: str = "main"
+    received_numel: int | None = None
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A live storage that no claim covers. by: the operator that made it. looks_like: what its content matches, if anything."""
+
+    nbytes: int
+    by: str
+    looks_like: str | None = None
+
+
+@dataclass(frozen=True)
+class Holding:
+    """Bytes that one rank holds at one moment, over those that were alive before the engine was built.
+
+    claimed: by category (numel x itemsize of the engine's claim, each region once), one-element tensors left out;
+    scalars: those. live: all storages the ledger knows. unclaimed: storage bytes that no claim covers, the excess of a
+    storage over the claimed views of it included. allocator: what the C allocator says, an independent count.
+    dtypes: bytes by category and dtype. looks_like: claimed bytes by category whose content matches another category.
+    """
+
+    step: int
+    moment: Moment
+    claimed: Mapping[str, int]
+    live: int
+    unclaimed: int
+    scalars: int = 0
+    allocator: int | None = None
+    pieces: tuple[Piece, ...] = ()
+    dtypes: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Peak:
+    """The most bytes alive within one phase of a step, over the baseline. backend: the most that were the backend's own
+    temporaries, made inside a collective, at that time (part of nbytes)."""
+
+    step: int
+    phase: str
+    nbytes: int
+    backend: int = 0
+
+
+@dataclass(frozen=True)
+class Boundary:
+    """Live bytes inside backward, as the gradient passes between two units, and in the same model run bare."""
+
+    step: int
+    unit: str
+    live: int
+    bare: int
+
+
+@dataclass(frozen=True)
+class Wire:
+    """What the sockets of this rank's backend carried over `steps` steps, and the messages they needed."""
+
+    steps: int
+    received_nbytes: int
+    sent_nbytes: int
+    sockets: int
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One tensor at one step against what it should be.
+
+    mismatches: elements that differ. max_abs, max_ulp: largest difference. worst: the largest difference over its derived
+    bound (at most 1 is right). factor: what the tensor is a constant multiple of the right one by. first: first wrong index.
+    """
+
+    step: int
+    what: str
+    name: str
+    numel: int
+    mismatches: int
+    max_abs: float = 0.0
+    max_ulp: float = 0.0
+    worst: float = 0.0
+    factor: float | None = None
+    first: int | None = None
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Digest:
+    """A fingerprint of tensors' bits at one step: equal digests, equal bits."""
+
+    step: int
+    what: str
+    value: str
+    nbytes: int = 0
+
+
+@dataclass(frozen=True)
+class Report:
+    """What `step` returned."""
+
+    step: int
+    loss: float
+    skipped: bool = False
+    grad_norm: float | None = None
+    loss_scale: float | None = None
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a rank did not finish. kind: raised, died, hung, refused, stopped. last_call: the last collective it entered."""
+
+    kind: str
+    what: str
+    phase: str = ""
+    step: int = -1
+    stack: str = ""
+    last_call: str = ""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What one rank saw."""
+
+    rank: int
+    calls: tuple[Call, ...] = ()
+    holdings: tuple[Holding, ...] = ()
+    peaks: tuple[Peak, ...] = ()
+    boundaries: tuple[Boundary, ...] = ()
+    wire: Wire | None = None
+    times_s: tuple[float, ...] = ()
+    comparisons: tuple[Comparison, ...] = ()
+    digests: tuple[Digest, ...] = ()
+    reports: tuple[Report, ...] = ()
+    changed: tuple[str, ...] = ()  # global state that the subject left changed
+    failure: Failure | None = None
+    run_s: float = 0.0  # seconds from the rank's first line to its last
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """The model of a run. psi: trainable elements, a tied weight once; units: trainable elements of each, the rest last."""
+
+    psi: int
+    frozen: int = 0
+    buffers_nbytes: int = 0
+    units: tuple[int, ...] = ()
+    parameters: Mapping[str, int] = field(default_factory=dict)
+    bucket_numel: int | None = None
+    examples: int = 0  # of a rank and micro-batch
+    tokens: int = 0  # of a rank and micro-batch
+
+
+@dataclass(frozen=True)
+class Record:
+    """One run: what it was, what came of it, one sample a rank.
+
+    status: "ok", "error" (a rank raised, died, hung or was refused: samples say which), "skip" (unsupported or
+    unavailable, `reason`), "invalid" (an instrument failed its self-test).
+    """
+
+    suite: str
+    run: Run
+    status: str
+    reason: str = ""
+    claims: Claims | None = None
+    model: ModelFacts | None = None
+    samples: tuple[Sample, ...] = ()
+    wall_s: float = 0.0
+    provenance: str = ""  # the id of the Provenance line above it
+    schema: int = SCHEMA
+
+    @property
+    def id(self) -> str:
+        return self.run.id
+
+    def to_json(self) -> dict[str, Any]:
+        return {"record": encode(self) | {"claims": self.claims.to_json() if self.claims else None}}
+
+    @classmethod
+    def from_json(cls, data: Any) -> Record:
+        """Raises ValueError for what is not a record of a schema known here."""
+        body = data.get("record") if isinstance(data, Mapping) else None
+        if not isinstance(body, Mapping):
+            raise ValueError("not a zerobench record")
+        if not isinstance(body.get("schema"), int) or body["schema"] > SCHEMA:
+            raise ValueError(f"record schema {body.get('schema')!r}; this zerobench reads up to {SCHEMA}: upgrade it")
+        claims = body.get("claims")
+        kept = {k: v for k, v in body.items() if k != "claims"}
+        kept["claims"] = None
+        record = decode(cls, kept, "record")
+        try:
+            return record if claims is None else _with_claims(record, Claims.from_json(claims))
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"record.claims: {error}") from None
+
+
+def _with_claims(record: Record, claims: Claims) -> Record:
+    object.__setattr__(record, "claims", claims)
+    return record
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """Where records were made, and with what. One line in a results file stands above the records that it is about."""
+
+    id: str
+    zerobench: str
+    suite: str
+    suite_digest: str
+    host: str
+    started: str
+    commit: str | None = None
+    dirty: bool | None = None
+    python: str = ""
+    torch: str = ""
+    backend: str = ""
+    device: str = "cpu"
+    cpu: str = ""
+    cores: int = 0
+    kernel: str = ""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    cases: tuple[Mapping[str, Any], ...] = ()  # the suite's cases, expanded: a verdict needs nothing else
+    checks: tuple[str, ...] = ()
+    judge: str = "paper"
+    xfail: tuple[Mapping[str, Any], ...] = ()
+    schema: int = SCHEMA
+
+    def to_json(self) -> dict[str, Any]:
+        return {"provenance": encode(self)}
+
+    @classmethod
+    def from_json(cls, data: Any) -> Provenance:
+        body = data.get("provenance") if isinstance(data, Mapping) else None
+        if not isinstance(body, Mapping):
+            raise ValueError("not a zerobench provenance line")
+        if not isinstance(body.get("schema"), int) or body["schema"] > SCHEMA:
+            raise ValueError(f"schema {body.get('schema')!r}; this zerobench reads up to {SCHEMA}: upgrade it")
+        return decode(cls, body, "provenance")
