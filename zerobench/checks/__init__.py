@@ -1,0 +1,1 @@
+"""Checks: pure functions of records, one file a chapter of the specification. No torch."""

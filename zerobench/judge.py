@@ -1,0 +1,172 @@
+"""From records to a verdict: every check on every case it speaks of. Pure; needs no torch, and nothing but the records.
+
+A check is skipped with a reason, never left out: what is missing from this file would read as clean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from zerobench.case import Case, Run
+from zerobench.checks.catalogue import ALWAYS, CHECKS
+from zerobench.checks.check import Check, Judgement, NotApplicable, Unreliable, View
+from zerobench.finding import Finding, Level, Status, Verdict
+from zerobench.record import Record
+
+Excuse = Mapping[str, object]
+"""An xfail as a record keeps it: check, reason, and the axes that it is limited to (a value or a list of them)."""
+
+
+def chosen(checks: Iterable[str]) -> list[Check]:
+    """The checks of these ids in the order of the catalogue; the one that is always judged is among them."""
+    wanted = {*checks, ALWAYS}
+    return [check for check in CHECKS.values() if check.id in wanted]
+
+
+def plan(cases: Iterable[Case], checks: Iterable[str]) -> dict[str, Run]:
+    """The runs that these checks need of these cases, by id, each once, in the order in which they are best done."""
+    runs: dict[str, Run] = {}
+    rows = chosen(checks)
+    for case in cases:
+        for scenario in dict.fromkeys(s for check in rows for s in check.scenarios):
+            run = case.run(scenario)
+            runs.setdefault(run.id, run)
+        if all(not check.scenarios for check in rows):
+            run = case.run("plain")
+            runs.setdefault(run.id, run)
+    return runs
+
+
+def judge(
+    suite: str,
+    cases: Sequence[Case],
+    checks: Iterable[str],
+    records: Mapping[str, Record],
+    *,
+    by: str = "paper",
+    excuses: Sequence[Excuse] = (),
+    strict: bool = False,
+) -> Verdict:
+    """Every finding of `checks` on `cases`. by: which verdict counts, "paper" or "claim"."""
+    rows, ids = chosen(checks), list(checks)
+    findings = [
+        judge_case(suite, case, check, records, ids, by=by, excuses=excuses)
+        for case in cases
+        for check in rows
+        if check.over == "case"
+    ]
+    families: dict[str, list[Case]] = {}
+    for case in cases:
+        families.setdefault(case.family, []).append(case)
+    findings += [
+        _judge_family(suite, members, check, records, by=by, excuses=excuses)
+        for check in rows
+        if check.over == "family"
+        for members in families.values()
+    ]
+    return Verdict(tuple(findings), strict)
+
+
+def judge_case(
+    suite: str,
+    case: Case,
+    check: Check,
+    records: Mapping[str, Record],
+    checks: Iterable[str],
+    *,
+    by: str,
+    excuses: Sequence[Excuse] = (),
+) -> Finding:
+    """One check on one case."""
+    runs = {s: case.run(s).id for s in check.scenarios}
+    if not check.scenarios:  # what speaks of every run of the case
+        runs = {run.scenario: run.id for run in plan([case], checks).values()}
+    found = {scenario: records[id] for scenario, id in runs.items() if id in records}
+    blank = Finding(suite, case.id, check.id, Status.SKIP, check.requirement, relation=check.kind, level=check.level)
+    absent = [id for id in runs.values() if id not in records]
+    if absent:
+        return replace(blank, status=Status.ERROR, actual=f"not run: {', '.join(absent)}")
+    if check.scenarios and (obstacle := _obstacle(found.values())):
+        return replace(blank, status=obstacle[0], actual=obstacle[1])
+    if not check.scenarios and all(r.status == "skip" for r in found.values()):
+        return replace(blank, actual=next(iter(found.values())).reason)
+    view = View(case, found, record=found[check.scenarios[0]] if check.scenarios else None)
+    return _excused(_say(blank, check, view, by), [case], excuses)
+
+
+def _judge_family(
+    suite: str, members: Sequence[Case], check: Check, records: Mapping[str, Record], *, by: str, excuses: Sequence[Excuse]
+) -> Finding:
+    case = members[-1]
+    blank = Finding(suite, case.family, check.id, Status.SKIP, check.requirement, relation=check.kind, level=check.level)
+    ids = [member.run(check.scenarios[0]).id for member in members]
+    absent = [id for id in ids if id not in records]
+    if absent:
+        return replace(blank, status=Status.ERROR, actual=f"not run: {', '.join(absent)}")
+    usable = [records[id] for id in ids if records[id].status == "ok"]
+    if not usable:
+        status, reason = _obstacle(records[id] for id in ids) or (Status.SKIP, "no run")
+        return replace(blank, status=status, actual=reason)
+    view = View(case, {check.scenarios[0]: usable[-1]}, family=tuple(usable), record=usable[-1])
+    return _excused(_say(blank, check, view, by), members, excuses)
+
+
+def _obstacle(records: Iterable[Record]) -> tuple[Status, str] | None:
+    """Why these records cannot be judged, if they cannot."""
+    for record in records:
+        if record.status == "skip":
+            return Status.SKIP, record.reason
+        if record.status == "invalid":
+            return Status.INVALID, record.reason
+        if record.status != "ok":
+            return Status.SKIP, f"the run {record.id} did not complete: see {ALWAYS}"
+    return None
+
+
+def _say(blank: Finding, check: Check, view: View, by: str) -> Finding:
+    try:
+        word: Judgement = check.judge(view)
+    except NotApplicable as reason:
+        return replace(blank, actual=str(reason))
+    except Unreliable as reason:
+        return replace(blank, status=Status.INVALID, actual=str(reason))
+    return replace(
+        blank,
+        status=word.claim if by == "claim" else word.paper,
+        claim=word.claim,
+        paper=word.paper,
+        expected=word.expected,
+        actual=word.actual,
+        ranks=word.ranks,
+        detail=word.detail,
+        metrics=word.metrics,
+    )
+
+
+def _excused(finding: Finding, cases: Sequence[Case], excuses: Sequence[Excuse]) -> Finding:
+    """`finding` with an excuse of its suite applied: a failure foretold is no news, a pass foretold as a failure is."""
+    if finding.level is Level.INFO or finding.status not in (Status.PASS, Status.FAIL):
+        return finding
+    for excuse in excuses:
+        if excuse.get("check") == finding.check and any(_meant(excuse, case) for case in cases):
+            status = Status.XFAIL if finding.status is Status.FAIL else Status.XPASS
+            return replace(finding, status=status, detail=(*finding.detail, f"known: {excuse.get('reason', '')}"))
+    return finding
+
+
+def _meant(excuse: Excuse, case: Case) -> bool:
+    axes: dict[str, tuple[object, ...]] = {
+        "implementation": (case.implementation, case.reference),
+        "model": (case.model,),
+        "world_size": (case.world_size,),
+        "precision": (case.precision,),
+        "A": (case.micro_batches,),
+    }
+    for axis, values in axes.items():
+        if axis in excuse:
+            given = excuse[axis]
+            allowed = given if isinstance(given, (list, tuple)) else [given]
+            if not any(v in allowed for v in values):
+                return False
+    return True

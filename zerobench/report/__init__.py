@@ -1,0 +1,1 @@
+"""Renderers of findings and records, for terminals, files and pages."""

@@ -1,0 +1,118 @@
+"""Findings on a terminal or in a log: a table of what was measured, every failure in full, and a sum that hides nothing."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Iterable, Mapping, Sequence
+
+from zerobench.analytic import total_coefficients
+from zerobench.case import Case
+from zerobench.checks.memory import formula
+from zerobench.claims import Recipe
+from zerobench.finding import Finding, Level, Status, Verdict
+from zerobench.record import Record
+from zerobench.report.text import clean, paint, table
+
+COLOURS = {
+    Status.PASS: "green",
+    Status.FAIL: "red",
+    Status.XPASS: "red",
+    Status.ERROR: "red",
+    Status.XFAIL: "yellow",
+    Status.INVALID: "yellow",
+    Status.INCONCLUSIVE: "yellow",
+    Status.MISSING: "yellow",
+    Status.SKIP: "dim",
+}
+LOUD = (Status.ERROR, Status.FAIL, Status.XPASS, Status.INVALID, Status.INCONCLUSIVE, Status.MISSING)
+
+
+def finding_lines(finding: Finding, colour: bool) -> list[str]:
+    """One finding in full: what is required, expected, and was seen."""
+    word = paint(finding.status.value.upper(), COLOURS[finding.status], colour)
+    level = "" if finding.level is Level.MUST else f" ({finding.level.value})"
+    lines = [f"{word} {clean(finding.id)}{level}", f"  requirement  {finding.requirement} (spec {finding.check})"]
+    if finding.expected:
+        lines.append(f"  expected     {clean(finding.expected)}")
+    lines.append(f"  actual       {clean(finding.actual)}")
+    if finding.claim and finding.paper and finding.claim is not finding.paper:
+        lines.append(f"  verdicts     claim {finding.claim.value}, paper {finding.paper.value}")
+    lines += [f"               {clean(line)}" for line in finding.detail]
+    return lines
+
+
+def case_table(cases: Sequence[Case], records: Mapping[str, Record], verdict: Verdict) -> list[str]:
+    """A row a case: what a rank holds and sends beside what the stage says, and whether its checks hold."""
+    by_case: dict[str, list[Finding]] = {}
+    for finding in verdict.findings:
+        by_case.setdefault(finding.case, []).append(finding)
+    rows = [("case", "claims", "model states a rank", "formula", "sent a step", "step", "verdict")]
+    for case in cases:
+        found = {f.check: f for f in by_case.get(case.id, [])}
+        record = records.get(case.run("plain").id)
+        claims = record.claims if record else None
+        stage = f"stage {int(claims.stage)}" if claims else ""
+        states, law = "", ""
+        rest = found.get("memory.at_rest")
+        if rest and rest.metrics and record and record.model and claims:
+            states = f"{dict(rest.metrics)['bytes'] / record.model.psi:.3f} Psi"
+            a, b = total_coefficients(claims.recipe or Recipe.of(case.precision), claims.stage)
+            law = formula(a, b, case.world_size)
+        rows.append(
+            (clean(case.id), stage, states, law, _passes(found.get("traffic.volume")), _time(found.get("time.step")), _word(found.values()))
+        )
+    return table([r for r in _without_empty(rows)])
+
+
+def _without_empty(rows: list[tuple[str, ...]]) -> list[tuple[str, ...]]:
+    """Rows without the columns in which no row but the heading says anything."""
+    kept = [i for i in range(len(rows[0])) if any(row[i] for row in rows[1:])]
+    return [tuple(row[i] for i in kept) for row in rows]
+
+
+def _passes(finding: Finding | None) -> str:
+    return f"{dict(finding.metrics)['passes']:.2f} Psi" if finding and finding.metrics else ""
+
+
+def _time(finding: Finding | None) -> str:
+    return f"{dict(finding.metrics)['median_s'] * 1e3:.1f} ms" if finding and finding.metrics else ""
+
+
+def _word(findings: Iterable[Finding]) -> str:
+    """The case in a word: the loudest of its statuses."""
+    counts = Counter(f.status for f in findings if f.level is not Level.INFO)
+    for status in (*LOUD, Status.XFAIL):
+        if counts[status]:
+            return f"{status.value} ({counts[status]})"
+    return "pass" if counts[Status.PASS] else "skip"
+
+
+def summary_lines(verdict: Verdict, colour: bool) -> list[str]:
+    """How many findings of each status, and why what did not apply did not."""
+    counts = verdict.counts()
+    said = ", ".join(
+        paint(f"{counts[s.value]} {s.value}", COLOURS[s], colour) for s in COLOURS if counts[s.value]
+    )
+    lines = [f"{len(verdict.findings)} findings: {said or 'none'}"]
+    reasons = Counter((f.actual, f.check) for f in verdict.findings if f.status is Status.SKIP)
+    grouped: dict[str, Counter[str]] = {}
+    for (reason, check), count in reasons.items():
+        grouped.setdefault(reason, Counter())[check] += count
+    for reason, checks in sorted(grouped.items(), key=lambda item: -sum(item[1].values())):
+        listed = ", ".join(f"{check} x {n}" for check, n in sorted(checks.items()))
+        lines.append(paint(f"  skipped: {clean(reason)} ({listed})", "dim", colour))
+    return lines
+
+
+def verdict_lines(verdict: Verdict, cases: Sequence[Case], records: Mapping[str, Record], colour: bool) -> list[str]:
+    """The whole report: table, families, failures, sum."""
+    lines = [""]
+    if any(f.check == "memory.at_rest" for f in verdict.findings) or len(cases) <= 60:
+        lines += [*case_table(cases, records, verdict), ""]
+    for finding in verdict.findings:
+        if finding.check == "memory.scaling" and finding.status is Status.PASS:
+            lines.append(f"{clean(finding.case)}: {finding.actual}")
+    loud = [f for f in verdict.findings if f.status in LOUD]
+    for finding in loud:
+        lines += ["", *finding_lines(finding, colour)]
+    return [*lines, "", *summary_lines(verdict, colour)]

@@ -1,0 +1,39 @@
+"""Words on a terminal: columns that line up, colour only where it is seen, nothing of a stranger's that moves the cursor."""
+
+from __future__ import annotations
+
+import os
+import unicodedata
+from typing import Sequence, TextIO
+
+_CODES = {"red": "31", "green": "32", "yellow": "33", "dim": "2", "bold": "1"}
+
+
+def colourful(stream: TextIO) -> bool:
+    """Whether `stream` shows colour: a terminal that is not dumb; NO_COLOR and FORCE_COLOR have the last word."""
+    if os.environ.get("NO_COLOR"):
+        return False
+    if os.environ.get("FORCE_COLOR"):
+        return True
+    return stream.isatty() and os.environ.get("TERM", "") != "dumb"
+
+
+def paint(text: str, colour: str, on: bool) -> str:
+    return f"\x1b[{_CODES[colour]}m{text}\x1b[0m" if on and colour else text
+
+
+def clean(text: str) -> str:
+    """`text` with control characters spelled out, so that no name or message can move the cursor or clear the screen."""
+    return "".join(c if c in "\n\t" or unicodedata.category(c)[0] != "C" else repr(c)[1:-1] for c in text)
+
+
+def table(rows: Sequence[Sequence[str]], *, right: Sequence[int] = (), gap: str = "  ") -> list[str]:
+    """Rows (the first is the heading) as lines with columns that line up; columns in `right` are set to the right."""
+    if not rows:
+        return []
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    lines = []
+    for row in rows:
+        cells = [cell.rjust(w) if i in right else cell.ljust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))]
+        lines.append(gap.join(cells).rstrip())
+    return lines
