@@ -28,7 +28,7 @@ _HOME = {
     "torch_states": "zerobench.implementations.helpers",
 }
 
-__all__ = sorted(_HOME)  # noqa: PLE0604
+__all__ = sorted(_HOME)
 
 if TYPE_CHECKING:
     from zerobench.claims import Claims as Claims

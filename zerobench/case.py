@@ -6,8 +6,9 @@ that several cases share (every model's gradients are judged on the same dyadic 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Mapping
+from typing import Any
 
 from zerobench.codec import decode, encode
 from zerobench.scenarios import SCENARIOS

@@ -5,8 +5,9 @@ Plain data, no torch: the judging side reads claims from records.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any, Mapping
+from typing import Any
 
 from zerobench.terms import DTYPE_NBYTES, FEATURES, PRECISIONS, Stage
 
@@ -90,7 +91,9 @@ class Claims:
         if self.compute not in ("cast", "autocast"):
             out.append(f"Claims.compute must be 'cast' or 'autocast', not {self.compute!r}")
         if self.accumulate is not None and self.accumulate not in DTYPE_NBYTES:
-            out.append(f"Claims.accumulate must be None or a dtype ({', '.join(DTYPE_NBYTES)}), not {self.accumulate!r}")
+            out.append(
+                f"Claims.accumulate must be None or a dtype ({', '.join(DTYPE_NBYTES)}), not {self.accumulate!r}"
+            )
         return out
 
     def to_json(self) -> dict[str, Any]:

@@ -9,9 +9,10 @@ from __future__ import annotations
 import dataclasses
 import math
 import types
+from collections.abc import Mapping
 from enum import Enum
 from functools import cache
-from typing import Any, Mapping, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 T = TypeVar("T")
 
@@ -76,7 +77,11 @@ def _decode(kind: Any, data: Any, where: str) -> Any:
             raise ValueError(f"{where}: expected an object, got {type(data).__name__}")
         key, value = get_args(kind)
         return {_key(key, k, where): _decode(value, v, f"{where}.{k}") for k, v in data.items()}
-    if kind is float and (isinstance(data, (int, float)) or data in ("nan", "inf", "-inf")) and not isinstance(data, bool):
+    if (
+        kind is float
+        and (isinstance(data, (int, float)) or data in ("nan", "inf", "-inf"))
+        and not isinstance(data, bool)
+    ):
         return float(data)
     if isinstance(kind, type) and issubclass(kind, Enum):
         try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
-from typing import Iterable
+from collections.abc import Iterable
 
 from torch import Tensor
 

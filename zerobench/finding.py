@@ -6,9 +6,10 @@ A finding can be argued with by someone who never saw the code: requirement, exp
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import Any, Iterable
+from typing import Any
 
 from zerobench.codec import encode
 

@@ -96,10 +96,18 @@ def judge_case(
 
 
 def _judge_family(
-    suite: str, members: Sequence[Case], check: Check, records: Mapping[str, Record], *, by: str, excuses: Sequence[Excuse]
+    suite: str,
+    members: Sequence[Case],
+    check: Check,
+    records: Mapping[str, Record],
+    *,
+    by: str,
+    excuses: Sequence[Excuse],
 ) -> Finding:
     case = members[-1]
-    blank = Finding(suite, case.family, check.id, Status.SKIP, check.requirement, relation=check.kind, level=check.level)
+    blank = Finding(
+        suite, case.family, check.id, Status.SKIP, check.requirement, relation=check.kind, level=check.level
+    )
     ids = [member.run(check.scenarios[0]).id for member in members]
     absent = [id for id in ids if id not in records]
     if absent:

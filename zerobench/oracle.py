@@ -11,8 +11,8 @@ In mixed precision each micro-batch is computed as the implementation claims to:
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Callable, Sequence
 
 import torch
 from torch import Tensor, nn

@@ -6,8 +6,9 @@ and elements are whole numbers; steps count from 0, the build is step -1.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Mapping
+from typing import Any
 
 from zerobench.case import Run
 from zerobench.claims import Claims
@@ -145,7 +146,10 @@ class Report:
 
 @dataclass(frozen=True)
 class Failure:
-    """Why a rank did not finish. kind: raised, died, hung, refused, stopped. last_call: the last collective it entered."""
+    """Why a rank did not finish. kind: raised, died, hung, refused; or a consequence of another rank's: waiting (in a
+    collective, for one that failed), stopped (still running when another had failed). last_call: the last collective it
+    entered.
+    """
 
     kind: str
     what: str

@@ -65,7 +65,13 @@ def _rows() -> list[Scenario]:
             measured=3,
             features=frozenset({"full_gradients", "full_optimizer_state"}),
         ),
-        Scenario("trajectory-adam", "Five Adam steps beside DDP's arithmetic.", frozenset({"trajectory"}), warmup=0, measured=5),
+        Scenario(
+            "trajectory-adam",
+            "Five Adam steps beside DDP's arithmetic.",
+            frozenset({"trajectory"}),
+            warmup=0,
+            measured=5,
+        ),
         Scenario(
             "trajectory-sgd",
             "Five SGD steps with momentum beside DDP's arithmetic.",

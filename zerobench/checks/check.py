@@ -6,16 +6,16 @@ It never sees torch, the implementation, or another check.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Callable, Iterable, Mapping
 
 from zerobench.case import Case
 from zerobench.claims import Claims, Recipe
 from zerobench.finding import Level, Status
 from zerobench.record import Call, Holding, ModelFacts, Record, Sample
 from zerobench.scenarios import SCENARIOS
-from zerobench.terms import DTYPE_NBYTES, Moment, Stage
+from zerobench.terms import DTYPE_NBYTES, Collective, Moment, Stage
 
 
 class NotApplicable(Exception):
@@ -151,10 +151,22 @@ def holding(sample: Sample, step: int, moment: Moment) -> Holding:
     raise NotApplicable(f"memory was not watched at {moment.name} of step {step}")
 
 
-def payload(calls: Iterable[Call], steps: Iterable[int]) -> list[Call]:
-    """The subject's own collectives in `steps` that carry more than one element (one element is control traffic)."""
+def payload(calls: Iterable[Call], steps: Iterable[int], model: ModelFacts) -> list[Call]:
+    """The subject's own collectives in `steps` that carry gradients or weights; control traffic left out."""
     wanted = set(steps)
-    return [c for c in calls if c.step in wanted and c.phase in SUBJECT_PHASES and c.numel > 1]
+    return [c for c in calls if c.step in wanted and c.phase in SUBJECT_PHASES and not is_control(c, model)]
+
+
+def is_control(call: Call, model: ModelFacts) -> bool:
+    """Whether a collective is control traffic: one element (a norm, an overflow flag), a barrier, or a few whole numbers.
+
+    Whole numbers are indices and sizes, as when DDP tells the ranks its bucket order after the first step: at most two for
+    each parameter tensor. Longer ones could be quantised gradients, and count.
+    """
+    if call.numel <= 1 or call.kind is Collective.BARRIER:
+        return True
+    whole = call.dtype.startswith(("int", "uint", "bool"))
+    return whole and call.numel <= 2 * (len(model.parameters) + 1)
 
 
 SUBJECT_PHASES = frozenset({"forward", "backward", "step"})
@@ -170,7 +182,7 @@ def per_psi(nbytes: Fraction | int | float, psi: int) -> str:
 
 
 def ranks_text(ranks: Iterable[int], n: int) -> str:
-    """"each rank", "rank 1", "ranks 0-2", "ranks 0,2"."""
+    """ "each rank", "rank 1", "ranks 0-2", "ranks 0,2"."""
     listed = sorted(set(ranks))
     if not listed or len(listed) == n:
         return "each rank" if n > 1 else "rank 0"

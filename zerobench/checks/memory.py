@@ -84,7 +84,8 @@ def unclaimed(view: View) -> Judgement:
     if worst < 0:
         raise NotApplicable("memory was not watched")
     detail = tuple(
-        f"{nbytes_text(p.nbytes)} made by {p.by}" + (f", looks like {p.looks_like}" if p.looks_like else "") for p in pieces[:4]
+        f"{nbytes_text(p.nbytes)} made by {p.by}" + (f", looks like {p.looks_like}" if p.looks_like else "")
+        for p in pieces[:4]
     )
     holds = worst <= allowed
     return Judgement(
@@ -100,7 +101,8 @@ def unclaimed(view: View) -> Judgement:
 
 def gradient_peak(view: View) -> Judgement:
     """The most that backward adds to rest and to the model's own activations, sampled between units."""
-    limit, terms = _peak_allowance(view)
+    at_rest = max(holding(s, view.last_step - 1, Moment.STEPPED).claimed.get("gradient", 0) for s in view.samples)
+    limit, terms = _peak_allowance(view, at_rest)
     over = {s.rank: _transient(s, view.main) for s in view.samples}
     worst_rank = max(over, key=lambda r: over[r][0])
     worst, unit = over[worst_rank]
@@ -147,7 +149,9 @@ def depth(view: View) -> Judgement:
 
 def rest_returns(view: View) -> Judgement:
     """Live bytes at STEPPED are the same for every step from the second on."""
-    seen = {s.rank: {h.step: h.live for h in s.holdings if h.moment is Moment.STEPPED and h.step >= 1} for s in view.samples}
+    seen = {
+        s.rank: {h.step: h.live for h in s.holdings if h.moment is Moment.STEPPED and h.step >= 1} for s in view.samples
+    }
     if any(len(steps) < 2 for steps in seen.values()):
         raise NotApplicable("needs at least two steps after the first")
     grown = {r: max(v.values()) - min(v.values()) for r, v in seen.items()}
@@ -196,7 +200,7 @@ def scaling(view: View) -> Judgement:
 
 
 def formula(a: int, b: int, n: int) -> str:
-    """"2 Psi + 14 Psi/4", leaving out what is zero."""
+    """ "2 Psi + 14 Psi/4", leaving out what is zero."""
     parts = [f"{a} Psi" if a else "", f"{b} Psi/{n}" if b else ""]
     return " + ".join(p for p in parts if p) or "0"
 
@@ -224,22 +228,25 @@ def _unclaimed(sample: Sample, record: Record) -> int:
     return holding(sample, step, Moment.BACKWARD).unclaimed
 
 
-def _peak_allowance(view: View) -> tuple[int, str]:
-    """Bytes that backward may add, and in words. Derivation: the gradient itself (whole at stages 0-1, this rank's share
-    from stage 2 on, with the claimed padding); what is not yet reduced: one unit that the engine has not taken over
-    (stages 0-1), or the bucket being filled and the one in flight (2-3), in the wider of the gradient's and the wire's
-    dtype; and at stage 3 the gathered weights of the unit in use, of those ahead, and of the unit around the root."""
+def _peak_allowance(view: View, at_rest: int) -> tuple[int, str]:
+    """Bytes that backward may add to rest, and in words.
+
+    Derivation: the gradient itself (whole at stages 0-1, this rank's share from stage 2 on, with the claimed padding), less
+    what of it is alive at rest already; what is not yet reduced: one unit that the engine has not taken over (0-1), or the
+    bucket being filled and the one in flight (2-3), in the wider of the gradient's and the wire's dtype; and at stage 3
+    the gathered weights of the unit in use, of those ahead, and of the unit around the root.
+    """
     recipe, claims = view.recipe, view.claims
     g = itemsize(claims.accumulate or recipe.gradient)
     width = max(itemsize(recipe.gradient), itemsize(recipe.reduce or recipe.gradient))
     bucket, unit = view.bucket_numel(), max(view.model.units)
     if not view.stage.shards(Category.GRADIENT):
-        limit = g * view.psi + g * claims.padding_numel + width * max(unit, bucket)
-        return limit, f"the gradient, {per_psi(g * view.psi, view.psi)}, and one unit or bucket"
+        whole = max(0, g * (view.psi + claims.padding_numel) - at_rest)
+        return whole + width * max(unit, bucket), f"{_gradient_words('the gradient', whole, view.psi)}one unit or bucket"
     s = claims.shard_size or view.n
-    share = g * (-(-view.psi // s) + claims.padding_numel)
+    share = max(0, g * (-(-view.psi // s) + claims.padding_numel) - at_rest)
     limit = share + 2 * width * (bucket + claims.padding_numel)
-    words = f"the gradient's share, {per_psi(g * Fraction(view.psi, s), view.psi)}, and two buckets of {bucket} elements"
+    words = f"{_gradient_words('the share of the gradient', share, view.psi)}two buckets of {bucket} elements"
     if view.stage is Stage.PARAMETER:
         w = itemsize(recipe.gather or recipe.parameter)
         units = sorted(view.model.units, reverse=True)
@@ -249,6 +256,10 @@ def _peak_allowance(view: View) -> tuple[int, str]:
         limit += w * gathered
         words += f", and gathered weights of {gathered} elements"
     return limit, words
+
+
+def _gradient_words(what: str, nbytes: int, psi: int) -> str:
+    return f"{what}, {per_psi(nbytes, psi)}, and " if nbytes else ""
 
 
 def _element_nbytes(category: Category, recipe: Recipe, moments: int) -> int:

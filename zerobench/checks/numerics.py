@@ -22,7 +22,9 @@ def update(view: View) -> Judgement:
 
 def adam(view: View) -> Judgement:
     """Each Adam step from the state before it, within the derived bound."""
-    return _bounded(view, "adam", "textbook Adam within its rounding bound, for weights, both moments and the step count")
+    return _bounded(
+        view, "adam", "textbook Adam within its rounding bound, for weights, both moments and the step count"
+    )
 
 
 def loss(view: View) -> Judgement:
@@ -45,7 +47,11 @@ def loss(view: View) -> Judgement:
         claim=verdict(not wrong),
         paper=verdict(not wrong),
         expected="five steps of SGD with momentum and of Adam as DDP trains"
-        + (" (n A <= 2 in fp32: the same bits, if the same kernels run)" if exact else ", within the spread of rounding"),
+        + (
+            " (n A <= 2 in fp32: the same bits, if the same kernels run)"
+            if exact
+            else ", within the spread of rounding"
+        ),
         actual="the same bits"
         if bitwise
         else f"{worst:.2f} of the bound at worst"
@@ -140,7 +146,9 @@ def _bounded(view: View, prefix: str, expected: str) -> Judgement:
         claim=verdict(not wrong),
         paper=verdict(not wrong),
         expected=expected,
-        actual=_where(*min(wrong, key=lambda i: (i[0].step, i[1].rank)), view.n) if wrong else f"{worst:.2f} of the bound at worst",
+        actual=_where(*min(wrong, key=lambda i: (i[0].step, i[1].rank)), view.n)
+        if wrong
+        else f"{worst:.2f} of the bound at worst",
         ranks=tuple(sorted({s.rank for _, s in wrong})),
         detail=detail,
         metrics=(("worst", worst),),

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Iterable
 from fractions import Fraction
 from itertools import zip_longest
-from typing import Iterable
 
 from zerobench import gloo
 from zerobench.analytic import evaluate_volume, volume
 from zerobench.checks.check import (
+    SUBJECT_PHASES,
     Check,
     Judgement,
     NotApplicable,
     Unreliable,
     View,
+    is_control,
     payload,
     per_psi,
     ranks_text,
@@ -54,8 +56,9 @@ def step_volumes(record: Record) -> dict[int, Fraction]:
     """Ring passes a step, mean over ranks, in elements, by measured step."""
     case = record.run.case
     n = case.world_size
+    assert record.model is not None
     return {
-        step: sum((sent(payload(s.calls, [step]), n) for s in record.samples), Fraction(0)) / n
+        step: sum((sent(payload(s.calls, [step], record.model), n) for s in record.samples), Fraction(0)) / n
         for step in range(case.warmup, case.warmup + case.measured)
     }
 
@@ -79,15 +82,19 @@ def volume_(view: View) -> Judgement:
         raise NotApplicable("nothing is sent at n = 1 (traffic.single judges that)")
     claim, paper, claimed, stage_passes, worst = _judge_volume(view, view.main)
     a, n, psi = view.main.run.case.micro_batches, view.n, view.psi
-    control = _control(view)
-    detail = [f"{_sum_text(view)}"]
-    if control:
-        detail.append(f"control traffic beside it: {control} calls of one element a rank and step")
+    calls, numel = _control(view)
+    detail = [_sum_text(view)]
+    if calls:
+        detail.append(f"control traffic beside it: at most {calls} calls and {numel} elements a rank and step")
     return Judgement(
         claim=verdict(claim),
         paper=verdict(paper),
         expected=f"{_number(claimed)} Psi x (n-1)/n elements a rank and step (A = {a}, n = {n})"
-        + (f"; the paper's stage {int(view.stage)} sends {_number(stage_passes)} Psi" if claimed != stage_passes else ""),
+        + (
+            f"; the paper's stage {int(view.stage)} sends {_number(stage_passes)} Psi"
+            if claimed != stage_passes
+            else ""
+        ),
         actual=f"{per_psi(worst, psi)} x (n-1)/n = {int(worst * (n - 1) / n)} elements (Psi = {psi})",
         detail=tuple(detail),
         metrics=(("passes", float(worst) / psi), ("elements", float(worst * (n - 1) / n))),
@@ -103,8 +110,10 @@ def kinds(view: View) -> Judgement:
     shard = view.claims.shard_size or view.n
     offending: Counter[tuple[str, str, int]] = Counter()
     for sample in view.samples[:1]:
-        for call in payload(sample.calls, view.measured_steps):
-            across_replicas = shard < view.n and len(call.group) <= view.n // shard and call.numel <= -(-view.psi // shard) * 2
+        for call in payload(sample.calls, view.measured_steps, view.model):
+            across_replicas = (
+                shard < view.n and len(call.group) <= view.n // shard and call.numel <= -(-view.psi // shard) * 2
+            )
             if call.kind is Collective.ALL_REDUCE and not across_replicas:
                 offending[call.phase, call.dtype, len(call.group)] += call.numel
     steps = len(view.measured_steps)
@@ -208,26 +217,29 @@ def closure(view: View) -> Judgement:
 # -- parts -------------------------------------------------------------------------------------------------------------
 
 
-def _control(view: View) -> int:
-    """Most calls of at most one element that a rank issued in a measured step."""
-    counts = Counter(
-        (s.rank, c.step)
-        for s in view.samples
-        for c in s.calls
-        if c.step in view.measured_steps and c.phase in ("forward", "backward", "step") and c.numel <= 1
-    )
-    return max(counts.values(), default=0)
+def _control(view: View) -> tuple[int, int]:
+    """(calls, elements) of control traffic, the most that a rank issued in one measured step."""
+    calls: Counter[tuple[int, int]] = Counter()
+    numel: Counter[tuple[int, int]] = Counter()
+    for sample in view.samples:
+        for c in sample.calls:
+            if c.step in view.measured_steps and c.phase in SUBJECT_PHASES and is_control(c, view.model):
+                calls[sample.rank, c.step] += 1
+                numel[sample.rank, c.step] += c.numel
+    return max(calls.values(), default=0), max(numel.values(), default=0)
 
 
 def _kinds_text(view: View) -> str:
-    seen = Counter(c.kind for c in payload(view.samples[0].calls, view.measured_steps))
-    return ", ".join(f"{kind.value} x {count}" for kind, count in sorted(seen.items(), key=lambda i: i[0].value)) or "none"
+    seen = Counter(c.kind for c in payload(view.samples[0].calls, view.measured_steps, view.model))
+    return (
+        ", ".join(f"{kind.value} x {count}" for kind, count in sorted(seen.items(), key=lambda i: i[0].value)) or "none"
+    )
 
 
 def _sum_text(view: View) -> str:
     """What rank 0 sent in the last step, by kind and dtype."""
     sums: dict[tuple[str, str], int] = defaultdict(int)
-    for call in payload(view.samples[0].calls, [view.last_step]):
+    for call in payload(view.samples[0].calls, [view.last_step], view.model):
         sums[call.kind.value, call.dtype] += call.numel
     listed = [f"{kind} {per_psi(v, view.psi)} of {dtype}" for (kind, dtype), v in sorted(sums.items())]
     return "rank 0, last step: " + (", ".join(listed) or "nothing")

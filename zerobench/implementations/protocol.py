@@ -5,9 +5,10 @@ torch stands in annotations only, so that `import zerobench` stays light. Helper
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Mapping, Protocol, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
 from zerobench.claims import Claims, OptimizerSpec
 from zerobench.terms import Category

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from zerobench.analytic import total_coefficients
 from zerobench.case import Case
@@ -59,7 +59,15 @@ def case_table(cases: Sequence[Case], records: Mapping[str, Record], verdict: Ve
             a, b = total_coefficients(claims.recipe or Recipe.of(case.precision), claims.stage)
             law = formula(a, b, case.world_size)
         rows.append(
-            (clean(case.id), stage, states, law, _passes(found.get("traffic.volume")), _time(found.get("time.step")), _word(found.values()))
+            (
+                clean(case.id),
+                stage,
+                states,
+                law,
+                _passes(found.get("traffic.volume")),
+                _time(found.get("time.step")),
+                _word(found.values()),
+            )
         )
     return table([r for r in _without_empty(rows)])
 
@@ -90,9 +98,7 @@ def _word(findings: Iterable[Finding]) -> str:
 def summary_lines(verdict: Verdict, colour: bool) -> list[str]:
     """How many findings of each status, and why what did not apply did not."""
     counts = verdict.counts()
-    said = ", ".join(
-        paint(f"{counts[s.value]} {s.value}", COLOURS[s], colour) for s in COLOURS if counts[s.value]
-    )
+    said = ", ".join(paint(f"{counts[s.value]} {s.value}", COLOURS[s], colour) for s in COLOURS if counts[s.value])
     lines = [f"{len(verdict.findings)} findings: {said or 'none'}"]
     reasons = Counter((f.actual, f.check) for f in verdict.findings if f.status is Status.SKIP)
     grouped: dict[str, Counter[str]] = {}

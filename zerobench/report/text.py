@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import unicodedata
-from typing import Sequence, TextIO
+from collections.abc import Sequence
+from typing import TextIO
 
 _CODES = {"red": "31", "green": "32", "yellow": "33", "dim": "2", "bold": "1"}
 
@@ -34,6 +35,8 @@ def table(rows: Sequence[Sequence[str]], *, right: Sequence[int] = (), gap: str 
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     lines = []
     for row in rows:
-        cells = [cell.rjust(w) if i in right else cell.ljust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))]
+        cells = [
+            cell.rjust(w) if i in right else cell.ljust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))
+        ]
         lines.append(gap.join(cells).rstrip())
     return lines

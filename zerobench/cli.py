@@ -1,0 +1,142 @@
+"""The command line. Thin: it reads words, calls what does the work, prints, and returns the exit code of the verdict."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+
+from zerobench import __version__
+
+EXIT_CODES = """exit codes:
+  0 all as required    1 a finding failed, or a regression    2 usage or bad YAML    3 infrastructure
+  4 baseline missing   5 nothing selected    6 inconclusive or invalid measurement    130 interrupted"""
+
+
+class _Parser(argparse.ArgumentParser):
+    """argparse, with the nearest spelling of a mistyped command."""
+
+    def error(self, message: str) -> None:  # type: ignore[override]
+        self.print_usage(sys.stderr)
+        print(f"{self.prog}: {message}", file=sys.stderr)
+        raise SystemExit(2)
+
+
+def parser() -> argparse.ArgumentParser:
+    top = _Parser(
+        prog="zerobench",
+        description="Does a ZeRO implementation keep its promises? Runs real training steps on real ranks, records memory,\n"
+        "collectives and numerics, and judges them against the published formulas.",
+        epilog=EXIT_CODES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    top.add_argument("--version", action="version", version=f"zerobench {__version__}")
+    commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
+
+    run = _command(commands, "run", "run suites and judge what comes of them")
+    run.add_argument("suite", nargs="+", help="a shipped suite by name, or a YAML file")
+    run.add_argument(
+        "-i", "--implementation", action="append", metavar="IMPL", help="instead of the suite's; may repeat"
+    )
+    run.add_argument("-k", "--select", metavar="ID", help="only cases and findings whose id has this part")
+    run.add_argument("--world-size", type=_sizes, metavar="N,...", help="instead of the suite's")
+    run.add_argument(
+        "--resume", metavar="RESULT", help="go on with a results file: runs that it has are not done again"
+    )
+    run.add_argument("--dry-run", action="store_true", help="print the cases and runs, and do nothing")
+    _shared(run)
+
+    conform = _command(commands, "conform", "judge one implementation by every check that applies")
+    conform.add_argument("implementation", help="an entry point, package.module:Class, or path.py:Class")
+    conform.add_argument("--world-size", type=_sizes, default=(2, 3), metavar="N,...", help="default 2,3")
+    conform.add_argument("--model", type=_words, default=("gpt-tiny",), metavar="MODEL,...", help="default gpt-tiny")
+    conform.add_argument(
+        "--precision", type=_words, default=("fp32", "bf16"), metavar="P,...", help="default fp32,bf16"
+    )
+    conform.add_argument("--check", action="append", metavar="ID", help="only this check; may repeat")
+    conform.add_argument(
+        "--option", action="append", default=[], metavar="K=V", help="an option for the implementation"
+    )
+    conform.add_argument("--xfails", metavar="FILE", help="known deviations: YAML with the xfail list of a suite")
+    conform.add_argument(
+        "--judge", choices=("claim", "paper"), default="claim", help="which verdict counts (default claim)"
+    )
+    _shared(conform)
+
+    report = _command(commands, "report", "judge stored results again and print them; needs no torch")
+    report.add_argument("result", help="a results file (.jsonl)")
+    report.add_argument("--judge", choices=("claim", "paper"), help="which verdict counts (default: as it was run)")
+    report.add_argument("--strict", action="store_true", help="SHOULD counts as MUST")
+    report.add_argument("--json", metavar="FILE", help="write a line a finding")
+
+    listing = _command(commands, "list", "what there is")
+    listing.add_argument("what", choices=("suites", "implementations", "models", "checks", "mutants"))
+
+    validate = _command(commands, "validate", "read a suite strictly and say all that is wrong with it")
+    validate.add_argument("suite", nargs="+")
+
+    predict = _command(commands, "predict", "what ZeRO costs on paper: bytes and traffic by stage")
+    predict.add_argument("--params", required=True, metavar="PSI", help="parameters: 7.5e9, 7.5B")
+    predict.add_argument("--world-size", type=int, required=True, metavar="N")
+    predict.add_argument("--recipe", default="paper", help="paper, fp32, megatron, megatron-fp16, deepspeed, fsdp")
+    predict.add_argument("--micro-batches", type=int, default=1, metavar="A")
+    predict.add_argument(
+        "--card", metavar="BYTES", help="a card's memory, as 80GB: adds the largest model and smallest n"
+    )
+    predict.add_argument("--json", metavar="FILE", help="write a line a stage")
+
+    _command(commands, "schema", "print the JSON Schema of suites, for editors")
+    _command(commands, "spec", "print the specification: every check with its requirement, formula and mutants")
+    selftest = _command(commands, "selftest", "run every mutant and say which checks kill it; no correct one may fail")
+    selftest.add_argument("--quick", action="store_true", help="the correct implementations at n = 2 in bf16 only")
+    return top
+
+
+def _command(commands: argparse._SubParsersAction[_Parser], name: str, about: str) -> argparse.ArgumentParser:
+    return commands.add_parser(name, help=about, description=about[0].upper() + about[1:] + ".")
+
+
+def _shared(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--results", default="results", metavar="DIR", help="where results are written (default results/)"
+    )
+    command.add_argument("--json", metavar="FILE", help="write a line a finding")
+    command.add_argument("--deadline", type=float, metavar="S", help="seconds that one run may take (default 60)")
+    command.add_argument("--strict", action="store_true", help="SHOULD counts as MUST")
+    command.add_argument("-q", "--quiet", action="store_true", help="no progress")
+
+
+def _sizes(text: str) -> tuple[int, ...]:
+    try:
+        sizes = tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"world sizes such as 2,3,4, not {text!r}") from None
+    if any(not 1 <= n <= 4096 for n in sizes):
+        raise argparse.ArgumentTypeError(f"world sizes from 1 to 4096, not {text!r}")
+    return sizes
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Returns the exit code; never raises for what a user did."""
+    arguments = parser().parse_args(argv)
+    try:
+        from zerobench import commands
+
+        code = commands.COMMANDS[arguments.command](arguments)
+        sys.stdout.flush()
+        return code
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # `zerobench ... | head`: the reader has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

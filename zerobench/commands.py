@@ -1,0 +1,336 @@
+"""What each command does: between the words of the command line and the parts that do the work. Imports as it needs."""
+
+from __future__ import annotations
+
+import json
+import sys
+from argparse import Namespace
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from zerobench.finding import Finding, Verdict
+
+DEADLINE_S = 60.0
+
+
+def fail(text: str, code: int = 2) -> int:
+    print(f"zerobench: {text}", file=sys.stderr)
+    return code
+
+
+def run(arguments: Namespace) -> int:
+    from zerobench.loader import BadFile
+    from zerobench.report.terminal import summary_lines
+    from zerobench.runner import Infrastructure, Plan, execute
+    from zerobench.suite import find, load
+
+    plans = []
+    for name in arguments.suite:
+        try:
+            suite = load(find(name), known())
+            cases = suite.cases(arguments.implementation, arguments.world_size, arguments.select)
+        except BadFile as error:
+            print(error, file=sys.stderr)
+            return 2
+        except (LookupError, ValueError, OSError) as error:
+            return fail(str(error.args[0] if isinstance(error, LookupError) else error))
+        if suite.launch != "local":
+            return fail(f"{suite.path}: launch: {suite.launch} is not there yet; only local ranks run")
+        if cases:
+            plans.append(
+                Plan(
+                    suite=suite.suite,
+                    cases=tuple(_located(case) for case in cases),
+                    checks=suite.checks,
+                    judge=suite.judge,
+                    excuses=tuple(x.to_json() for x in suite.xfail),
+                    digest=suite.digest,
+                    deadline_s=arguments.deadline or suite.deadline_s or DEADLINE_S,
+                    select=arguments.select,
+                )
+            )
+    if not plans:
+        return fail(f"nothing selected by -k {arguments.select!r}", 5)
+    if arguments.dry_run:
+        for plan in plans:
+            print("\n".join(f"{plan.suite}::{case.id}" for case in plan.cases))
+            print(f"{len(plan.cases)} cases, {len(plan.runs())} runs", file=sys.stderr)
+        return 0
+    findings: list[Finding] = []
+    interrupted = False
+    for plan in plans:
+        try:
+            done = execute(plan, arguments)
+        except Infrastructure as error:
+            return fail(str(error), 3)
+        findings += done.verdict.findings
+        interrupted = interrupted or done.interrupted
+        if interrupted:
+            break
+    verdict = Verdict(tuple(findings), arguments.strict)
+    if len(plans) > 1:
+        print("\n".join(["", "all suites", *summary_lines(verdict, False)]))
+    return _finish(verdict, arguments.json, interrupted=interrupted)
+
+
+def conform(arguments: Namespace) -> int:
+    from zerobench.checks.catalogue import CHECKS
+    from zerobench.loader import BadFile, did_you_mean
+    from zerobench.models.sizes import SIZES
+    from zerobench.runner import Infrastructure, execute
+    from zerobench.terms import PRECISIONS
+
+    for check in arguments.check or ():
+        if check not in CHECKS:
+            return fail(f"unknown check {check!r}{did_you_mean(check, CHECKS)}; zerobench list checks names them")
+    for what, given, there in (
+        ("model", arguments.model, tuple(SIZES)),
+        ("precision", arguments.precision, PRECISIONS),
+    ):
+        for word in given:
+            if word not in there:
+                return fail(f"unknown {what} {word!r}{did_you_mean(word, there)}; known: {', '.join(there)}")
+    reference = arguments.implementation
+    if ":" not in reference and reference not in (known_names := known().implementations or ()):
+        return fail(
+            f"unknown implementation {reference!r}{did_you_mean(reference, known_names)}; known: {', '.join(known_names)}"
+        )
+    try:
+        plan = _conform_plan(arguments)
+    except BadFile as error:
+        print(error, file=sys.stderr)
+        return 2
+    except (ValueError, OSError) as error:
+        return fail(str(error))
+    try:
+        done = execute(plan, arguments)
+    except Infrastructure as error:
+        return fail(str(error), 3)
+    return _finish(done.verdict, arguments.json, interrupted=done.interrupted)
+
+
+def _conform_plan(arguments: Namespace) -> object:
+    from zerobench.case import Case
+    from zerobench.checks.catalogue import CHECKS
+    from zerobench.runner import Plan
+    from zerobench.suite import implementation_name, load_xfails
+
+    options = {}
+    for item in arguments.option:
+        key, found, value = item.partition("=")
+        if not found or not key.isidentifier():
+            raise ValueError(f"--option {item!r}: write it as K=V")
+        options[key] = _value(value)
+    excuses = load_xfails(arguments.xfails) if arguments.xfails else ()
+    cases = tuple(
+        _located(
+            Case(
+                implementation_name(arguments.implementation),
+                arguments.implementation,
+                model,
+                n,
+                precision,
+                options=options,
+            )
+        )
+        for model in arguments.model
+        for precision in arguments.precision
+        for n in arguments.world_size
+    )
+    return Plan(
+        suite="conform",
+        cases=cases,
+        checks=tuple(arguments.check or CHECKS),
+        judge=arguments.judge,
+        excuses=tuple(x.to_json() for x in excuses),
+        digest="",
+        deadline_s=arguments.deadline or DEADLINE_S,
+    )
+
+
+def report(arguments: Namespace) -> int:
+    from zerobench.case import Case
+    from zerobench.judge import judge
+    from zerobench.report.terminal import verdict_lines
+    from zerobench.report.text import colourful
+    from zerobench.store import StoreError, read
+
+    try:
+        results = read(Path(arguments.result))
+    except StoreError as error:
+        return fail(str(error))
+    for problem in results.problems:
+        print(f"note: {problem}", file=sys.stderr)
+    about = results.provenance
+    cases = [Case.from_json(dict(case)) for case in about.cases]
+    verdict = judge(
+        about.suite,
+        cases,
+        about.checks,
+        results.records,
+        by=arguments.judge or about.judge,
+        excuses=about.xfail,
+        strict=arguments.strict,
+    )
+    print("\n".join(verdict_lines(verdict, cases, results.records, colourful(sys.stdout))))
+    return _finish(verdict, arguments.json)
+
+
+def list_(arguments: Namespace) -> int:
+    from zerobench.report.text import clean, table
+
+    rows: list[Sequence[str]] = []
+    if arguments.what == "suites":
+        from zerobench.suite import find, load, names
+
+        rows = [("suite", "cases", "about")]
+        for name in names():
+            suite = load(find(name))
+            rows.append((name, str(len(suite.cases())), suite.about))
+    elif arguments.what == "implementations":
+        from zerobench.implementations.registry import names as entries
+
+        rows = [("name", "where", "distribution")]
+        rows += [(e.name, e.value, e.distribution) for e in entries()]
+    elif arguments.what == "models":
+        from zerobench.models.sizes import SIZES
+
+        rows = [("model", "family", "sizes")]
+        rows += [(name, family, ", ".join(f"{k} {v}" for k, v in s.items())) for name, (family, s) in SIZES.items()]
+    elif arguments.what == "checks":
+        from zerobench.checks.catalogue import CHECKS
+
+        rows = [("check", "level", "claim", "requirement")]
+        rows += [(c.id, c.level.value, c.kind or "-", c.requirement) for c in CHECKS.values()]
+    else:
+        from zerobench.mutants.names import MUTANTS
+
+        rows = [("mutant", "killed by", "fault")]
+        rows += [(m.name, ", ".join(m.killers), m.fault) for m in MUTANTS.values()]
+    print("\n".join(clean(line) for line in table(rows)))
+    return 0
+
+
+def validate(arguments: Namespace) -> int:
+    from zerobench.loader import BadFile
+    from zerobench.suite import find, load
+
+    code = 0
+    for name in arguments.suite:
+        try:
+            suite = load(find(name), known())
+        except BadFile as error:
+            print(error, file=sys.stderr)
+            code = 2
+        except (LookupError, OSError) as error:
+            code = fail(str(error.args[0] if isinstance(error, LookupError) else error))
+        else:
+            print(f"{suite.path}: {len(suite.cases())} cases, {len(suite.checks)} checks")
+    return code
+
+
+def predict(arguments: Namespace) -> int:
+    from zerobench.codec import encode
+    from zerobench.predict import rows
+    from zerobench.report.predict import predict_lines
+    from zerobench.units import parse_count, parse_nbytes
+
+    try:
+        psi = parse_count(arguments.params)
+        card = parse_nbytes(arguments.card) if arguments.card else None
+        found = rows(
+            psi, arguments.world_size, arguments.recipe, micro_batches=arguments.micro_batches, card_nbytes=card
+        )
+    except ValueError as error:
+        return fail(str(error))
+    print("\n".join(predict_lines(found, psi, arguments.world_size, arguments.recipe, arguments.micro_batches)))
+    if arguments.json:
+        lines = [
+            {
+                "stage": int(row.stage),
+                "nbytes": {c.value: float(v) for c, v in row.nbytes.items()},
+                "total_nbytes": float(row.total),
+                "sent_numel": float(row.sent_numel),
+                "sent_nbytes": float(row.sent_nbytes),
+                "largest_psi": row.largest_psi,
+                "smallest_n": row.smallest_n,
+            }
+            for row in found
+        ]
+        _write_json(arguments.json, [json.dumps(encode(line)) for line in lines])
+    return 0
+
+
+def schema(arguments: Namespace) -> int:
+    from zerobench.suite import json_schema
+
+    print(json.dumps(json_schema(), indent=2))
+    return 0
+
+
+def spec(arguments: Namespace) -> int:
+    from zerobench.report.spec import spec_lines
+
+    print("\n".join(spec_lines()))
+    return 0
+
+
+def selftest(arguments: Namespace) -> int:
+    from zerobench.selftest import selftest as run_selftest
+
+    return run_selftest(arguments)
+
+
+def known() -> object:
+    """The names that exist here, without importing an implementation."""
+    from zerobench.checks.catalogue import CHECKS
+    from zerobench.coherence import Known
+    from zerobench.implementations.registry import names
+    from zerobench.models.sizes import SIZES
+
+    return Known(implementations=tuple(e.name for e in names()), models=tuple(SIZES), checks=tuple(CHECKS))
+
+
+def _located(case: object) -> object:
+    """The case with a path of its reference made absolute, since ranks may start elsewhere."""
+    from dataclasses import replace
+
+    from zerobench.implementations.registry import absolute
+
+    return replace(case, reference=absolute(case.reference))  # type: ignore[type-var, attr-defined]
+
+
+def _value(text: str) -> object:
+    """An option's value as YAML 1.2 would read a scalar: a number or true/false where it looks like one."""
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return text
+    return value if isinstance(value, (bool, int, float)) else text
+
+
+def _finish(verdict: Verdict, json_path: str | None, *, interrupted: bool = False) -> int:
+    if json_path:
+        try:
+            _write_json(json_path, [json.dumps(f.to_json(), allow_nan=False) for f in verdict.findings])
+        except OSError as error:
+            return fail(f"--json {json_path}: {error.strerror}", 3)
+    return verdict.exit_code(interrupted=interrupted)
+
+
+def _write_json(path: str, lines: Sequence[str]) -> None:
+    with open(path, "w", encoding="utf-8") as out:
+        out.writelines(line + "\n" for line in lines)
+
+
+COMMANDS: dict[str, Callable[[Namespace], int]] = {
+    "run": run,
+    "conform": conform,
+    "report": report,
+    "list": list_,
+    "validate": validate,
+    "predict": predict,
+    "schema": schema,
+    "spec": spec,
+    "selftest": selftest,
+}

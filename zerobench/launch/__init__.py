@@ -1,0 +1,1 @@
+"""Ways to get ranks: forked here, or born elsewhere."""

@@ -1,0 +1,204 @@
+"""The ranks of one run, seen from the launcher: listen to all of them, until all are done or the run is over."""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import signal
+import socket
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from zerobench.launch import blackbox
+from zerobench.launch.autopsy import End
+from zerobench.launch.nursery import LaunchError, Nursery
+from zerobench.launch.ranks import ANSWER, STACK_SIGNAL, Order
+from zerobench.rank import Outcome
+
+OUTPUT_NBYTES = 64 * 1024  # kept of what a rank prints, the last
+ANSWER_NBYTES = 1 << 30  # the most that a rank may answer
+GRACE_S = 2.0  # for the others to fail or finish by themselves, after the first failure
+STACKS_S = 1.0  # for ranks to write their stacks before they are killed
+LEAVE_S = 1.0  # for ranks that answered to end
+KILL_S = 10.0  # for the kernel to end what it was told to kill
+
+
+@dataclass
+class _Rank:
+    order: Order
+    pid: int
+    channel: socket.socket
+    output: int
+    heard: bytearray = field(default_factory=bytearray)
+    printed: bytearray = field(default_factory=bytearray)
+    good: bool | None = None  # what its answer says, once all of it is here
+    code: int | None = None
+    cut: str = ""  # autopsy.End's
+
+    @property
+    def settled(self) -> bool:
+        return self.code is not None or self.good is not None or bool(self.cut)
+
+    @property
+    def failed(self) -> bool:
+        return self.settled and not self.good
+
+    def listen(self) -> bool:
+        """Take what the channel holds; False at its end. A rank may die at any byte, and may write anything."""
+        more = _drain(lambda: self.channel.recv(1 << 20), self.heard)
+        if self.good is None and len(self.heard) >= ANSWER.size:
+            good, nbytes = ANSWER.unpack_from(self.heard)
+            if nbytes > ANSWER_NBYTES:
+                self.cut = "garbled"
+            elif len(self.heard) >= ANSWER.size + nbytes:
+                self.good = good
+        return more and not self.cut
+
+    def read(self) -> bool:
+        """Take what it printed, keeping the last."""
+        more = _drain(lambda: os.read(self.output, 1 << 16), self.printed)
+        del self.printed[:-OUTPUT_NBYTES]
+        return more
+
+    def end(self) -> End:
+        outcome, cut = None, self.cut
+        if self.good is not None:
+            try:
+                outcome = Outcome.from_json(json.loads(self.heard[ANSWER.size :]))
+            except (ValueError, KeyError, TypeError, AttributeError):
+                cut = "garbled"
+        stacks = self.order.stacks
+        return End(
+            rank=self.order.rank,
+            outcome=outcome,
+            code=self.code,
+            cut=cut,
+            note=blackbox.read(self.order.note),
+            stacks=stacks.read_text(errors="replace")[-OUTPUT_NBYTES:] if stacks.exists() else "",
+            output=self.printed.decode("utf-8", "replace"),
+        )
+
+
+def _drain(read: Callable[[], bytes], into: bytearray) -> bool:
+    """Append what `read` has now, a few MiB at most, so that a flood leaves time for the others; False at the end."""
+    for _ in range(16):
+        try:
+            part = read()
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        if not part:
+            return False
+        into += part
+    return True
+
+
+class Crew:
+    """A context manager: on leaving it the descriptors are closed. Ranks are ended by `stop`, or with the nursery."""
+
+    def __init__(self, nursery: Nursery) -> None:
+        self.nursery = nursery
+        self.ranks: list[_Rank] = []
+        self._selector = selectors.DefaultSelector()
+        self._stack = ExitStack()
+        self._stack.callback(self._selector.close)
+
+    def __enter__(self) -> Crew:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def add(self, order: Order) -> None:
+        """Start one rank."""
+        mine, theirs = socket.socketpair()
+        self._stack.callback(mine.close)
+        output, their_output = os.pipe()
+        self._stack.callback(os.close, output)
+        try:
+            pid = self.nursery.birth(order, (theirs.fileno(), their_output))
+        finally:
+            theirs.close()
+            os.close(their_output)
+        mine.setblocking(False)
+        os.set_blocking(output, False)
+        rank = _Rank(order, pid, mine, output)
+        self.ranks.append(rank)
+        self._selector.register(mine, selectors.EVENT_READ, rank.listen)
+        self._selector.register(output, selectors.EVENT_READ, rank.read)
+
+    def watch(self, deadline_s: float) -> None:
+        """Returns when every rank has answered or died, `GRACE_S` after the first failure, or at the deadline."""
+        self._selector.register(self.nursery, selectors.EVENT_READ)
+        end, kind = time.monotonic() + deadline_s, "hung"
+        while not all(rank.settled for rank in self.ranks):
+            if kind == "hung" and any(rank.failed for rank in self.ranks):
+                end, kind = min(end, time.monotonic() + GRACE_S), "stopped"
+            left = end - time.monotonic()
+            if left <= 0:
+                break
+            self._listen(left)
+        for rank in self.ranks:
+            if not rank.settled:
+                rank.cut = kind
+
+    def stop(self) -> list[End]:
+        """End every rank: those that answered may leave, the others leave their stacks and are killed. None remains."""
+        late = [rank for rank in self.ranks if rank.cut]
+        for rank in late:
+            self.nursery.signal(rank.pid, STACK_SIGNAL)
+        self._until(STACKS_S, lambda: all(_dumped(rank.order.stacks) or rank.code is not None for rank in late))
+        if late:
+            self._until(0.05, lambda: False)  # a dump of many threads may be half written
+        for rank in late:
+            self.nursery.signal(rank.pid, signal.SIGKILL)
+        for rank in self.ranks:
+            self._forget(rank.channel)
+            rank.channel.close()
+        self._until(LEAVE_S, self._over)
+        for rank in self.ranks:
+            if rank.code is None:
+                self.nursery.signal(rank.pid, signal.SIGKILL)
+        self._until(KILL_S, self._over)
+        if alive := [rank.pid for rank in self.ranks if rank.code is None]:
+            raise LaunchError(f"processes {alive} cannot be killed")
+        self.nursery.sweep()
+        return [rank.end() for rank in self.ranks]
+
+    def _over(self) -> bool:
+        return all(rank.code is not None for rank in self.ranks)
+
+    def _until(self, seconds: float, done: Callable[[], bool]) -> None:
+        end = time.monotonic() + seconds
+        while not done() and (left := end - time.monotonic()) > 0:
+            self._listen(min(left, 0.02))
+
+    def _listen(self, timeout_s: float) -> None:
+        for key, _ in self._selector.select(timeout_s):
+            if key.fileobj is self.nursery:
+                self._bury(self.nursery.deaths(read=True))
+            elif not key.data():
+                self._forget(key.fileobj)
+        self._bury(self.nursery.deaths(read=False))
+
+    def _bury(self, deaths: Sequence[tuple[int, int]]) -> None:
+        for pid, code in deaths:
+            for rank in self.ranks:
+                if rank.pid == pid:
+                    rank.code = code
+                    if rank.channel.fileno() >= 0:
+                        rank.listen()
+                    rank.read()
+
+    def _forget(self, fileobj: object) -> None:
+        if fileobj in self._selector.get_map():
+            self._selector.unregister(fileobj)  # type: ignore[arg-type]
+
+
+def _dumped(stacks: Path) -> bool:
+    return stacks.exists() and b"most recent call first" in stacks.read_bytes()

@@ -1,0 +1,1 @@
+"""Instruments: what a rank holds, what it sends, how long it takes."""

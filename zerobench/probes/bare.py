@@ -1,0 +1,45 @@
+"""The same model run bare: what its activations alone hold as the gradient passes each boundary between units.
+
+An implementation's live bytes inside backward, less its rest, less these, are what it added: gradients, buckets,
+gathered weights. Gradients of the bare run are dropped as they come, so that only activations are left.
+"""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch import Tensor
+
+from zerobench.models import Model
+from zerobench.probes.ledger import Ledger
+
+
+def bare_boundaries(model: Model, batch: tuple[Tensor, ...], dtype: torch.dtype, compute: str) -> dict[str, int]:
+    """Bytes alive beyond the parameters at each boundary of one backward, by the boundary's name.
+
+    compute: "cast" runs with parameters of `dtype`, "autocast" with fp32 parameters under autocast to it.
+    """
+    module = copy.deepcopy(model.module)
+    if compute == "cast":
+        module.to(dtype)
+    for parameter in module.parameters():
+        if parameter.requires_grad:
+            parameter.register_post_accumulate_grad_hook(_drop)
+    held: dict[str, int] = {}
+    with Ledger() as ledger:
+        ledger.baseline()
+        ledger.ignore(batch)
+        enabled = compute == "autocast" and dtype != torch.float32
+        with torch.autocast(batch[0].device.type, dtype=dtype, enabled=enabled):
+            loss = module(*batch)
+        model.observe(lambda name: held.__setitem__(name, ledger.live()))
+        try:
+            loss.backward()
+        finally:
+            model.observe(None)
+    return held
+
+
+def _drop(parameter: Tensor) -> None:
+    parameter.grad = None

@@ -1,0 +1,122 @@
+"""The suite is itself measured: every mutant must be killed by its own checks, and no correct implementation by any.
+
+A survivor, a silent fault that only a crash gave away, and a false alarm are all defects of zerobench, and fail here.
+"""
+
+from __future__ import annotations
+
+import sys
+from argparse import Namespace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from zerobench.case import Case
+from zerobench.checks.catalogue import ALWAYS, CHECKS
+from zerobench.finding import Finding, Level, Status
+from zerobench.judge import judge, plan
+from zerobench.launch.local import LaunchError, Local
+from zerobench.mutants.names import MUTANTS, Mutant
+from zerobench.record import Record
+from zerobench.report.progress import Progress
+from zerobench.report.terminal import finding_lines
+from zerobench.report.text import colourful, table
+
+CORRECT = ("ddp", "zero1", "zero2", "zero3", "torch-ddp")
+KILLS = (Status.FAIL, Status.INVALID)
+DEADLINE_S = 30.0
+HANG_DEADLINE_S = 8.0
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One implementation that is put through some checks. mutant: None for a correct one."""
+
+    cases: tuple[Case, ...]
+    checks: tuple[str, ...]
+    mutant: Mutant | None = None
+
+    @property
+    def deadline_s(self) -> float:
+        return HANG_DEADLINE_S if self.mutant and "hangs" in self.mutant.name else DEADLINE_S
+
+
+def trials(quick: bool) -> list[Trial]:
+    """Mutants at their own n and precision; correct implementations at n = 2, and whole: 1 to 4 in every precision."""
+    out = []
+    for mutant in MUTANTS.values():
+        sizes = (1, 2, 3) if any(CHECKS[k].over == "family" for k in mutant.killers) else (mutant.world_size,)
+        a = 2 if mutant.name == "drops-early-micro-batches" else 1
+        cases = tuple(
+            Case(mutant.name, mutant.reference, "gpt-tiny", n, mutant.precision, micro_batches=a) for n in sizes
+        )
+        out.append(Trial(cases, mutant.killers, mutant))
+    for name in CORRECT:
+        grid = (((2,), ("bf16",)),) if quick else (((1, 2, 3, 4), ("fp32", "bf16", "fp16")),)
+        for sizes, precisions in grid:
+            cases = tuple(Case(name, name, "gpt-tiny", n, p) for p in precisions for n in sizes)
+            out.append(Trial(cases, tuple(CHECKS)))
+    return out
+
+
+def selftest(arguments: Namespace) -> int:
+    """Run all trials, print the kill matrix, return 0 where nothing is wrong with zerobench, else 1."""
+    quick = arguments.quick
+    todo = trials(quick)
+    records: dict[str, Record] = {}
+    runs = {id: (run, t.deadline_s) for t in todo for id, run in plan(t.cases, t.checks).items()}
+    progress = Progress(len(runs), sys.stderr)
+    try:
+        with Local() as local:
+            for id, (run, deadline_s) in runs.items():
+                progress.begin(id)
+                records[id] = local.launch(run, deadline_s=deadline_s, suite="selftest")
+                progress.end(records[id])
+    except LaunchError as error:
+        print(f"zerobench: {error}", file=sys.stderr)
+        return 3
+    finally:
+        progress.finish()
+    return report(todo, records, quick)
+
+
+def report(todo: Sequence[Trial], records: Mapping[str, Record], quick: bool) -> int:
+    """The kill matrix and what is wrong with it, on stdout; the exit code."""
+    colour = colourful(sys.stdout)
+    rows = [("mutant", "killed by", "not killed by", "verdict")]
+    wrong = 0
+    details: list[str] = []
+    for trial in todo:
+        verdict = judge("selftest", trial.cases, trial.checks, records, by="claim")
+        if trial.mutant is None:
+            bad = [f for f in verdict.findings if f.status not in (Status.PASS, Status.SKIP)]
+            wrong += len(bad)
+            for finding in bad:
+                details += ["", f"false alarm on {trial.cases[0].implementation}:", *finding_lines(finding, colour)]
+            passed = sum(f.status is Status.PASS for f in verdict.findings)
+            rows.append((f"({trial.cases[0].implementation}, correct)", "", "", f"{passed} pass, {len(bad)} false alarms"))
+            continue
+        row, problem = kill_row(trial.mutant, verdict.findings)
+        rows.append(row)
+        if problem:
+            wrong += 1
+            details += ["", f"{trial.mutant.name}: {problem}"]
+            for finding in verdict.findings:
+                details += finding_lines(finding, colour)
+    print("\n".join([*table(rows), *details, ""]))
+    left_out = (
+        "correct implementations at n = 2 in bf16 only; every mutant" if quick else "nothing of this catalogue was left out"
+    )
+    print(f"{len(MUTANTS)} mutants, {len(CORRECT)} correct implementations, {wrong} defects of zerobench ({left_out})")
+    return 1 if wrong else 0
+
+
+def kill_row(mutant: Mutant, findings: Sequence[Finding]) -> tuple[tuple[str, str, str, str], str]:
+    """A line of the kill matrix, and what is wrong with it, if anything."""
+    killed = sorted({f.check for f in findings if f.status in KILLS and f.level is not Level.INFO})
+    survived = [check for check in mutant.killers if check not in killed]
+    problem = ""
+    if survived:
+        problem = f"survives {', '.join(survived)}"
+    elif not mutant.loud and ALWAYS in killed:
+        problem = "crashed, though its fault is a silent one"
+    return (mutant.name, ", ".join(killed), ", ".join(survived), "survives" if problem else "killed"), problem

@@ -1,0 +1,294 @@
+"""A session: one engine on one rank, with the probes around it. The worker says what happens; the session does it."""
+
+from __future__ import annotations
+
+import copy
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from typing import Any
+
+import torch.distributed as dist
+
+from zerobench.case import Run
+from zerobench.claims import Claims, Recipe
+from zerobench.digest import digest
+from zerobench.implementations.protocol import Implementation, Job
+from zerobench.implementations.registry import BadPlugin, check_engine
+from zerobench.models import Model
+from zerobench.numerics import AdamStates, Exact, Trajectory, Watcher
+from zerobench.oracle import Batch, Oracle
+from zerobench.probes import allocator, wire
+from zerobench.probes.bare import bare_boundaries
+from zerobench.probes.clock import time_steps
+from zerobench.probes.fingerprint import Fingerprints
+from zerobench.probes.ledger import Ledger
+from zerobench.probes.traffic import Tap
+from zerobench.rank import RankContext
+from zerobench.record import Boundary, Digest, Holding, ModelFacts, Report, Sample, Wire
+from zerobench.scenarios import Scenario
+from zerobench.terms import MODEL_STATES, Category, Moment
+
+FINGERPRINTED_NUMEL = 4_000_000
+"""Models up to this many parameters have their bytes recognised by content, which needs every state gathered once."""
+
+
+class Session:
+    def __init__(
+        self,
+        run: Run,
+        scenario: Scenario,
+        context: RankContext,
+        tap: Tap,
+        implementation: Implementation,
+        job: Job,
+        model: Model,
+        facts: ModelFacts,
+        claims: Claims,
+    ) -> None:
+        self.run, self.scenario, self.context, self.tap = run, scenario, context, tap
+        self.implementation, self.job, self.model, self.facts, self.claims = implementation, job, model, facts, claims
+        self.recipe = claims.recipe or Recipe.of(run.case.precision)
+        self.last = run.case.warmup + run.case.measured - 1
+        self.engine: Any = None
+        self.ledger: Ledger | None = None
+        self.watcher: Watcher | None = self._watcher()
+        self.changed: tuple[str, ...] = ()
+        self._watching = ExitStack()
+        self._holdings: list[Holding] = []
+        self._boundaries: list[Boundary] = []
+        self._digests: list[Digest] = []
+        self._reports: list[Report] = []
+        self._times: tuple[float, ...] = ()
+        self._wire_before: Any = None
+        self._wire: Wire | None = None
+
+    # -- the run, in order ---------------------------------------------------------------------------------------------
+
+    def build(self, stack: ExitStack) -> None:
+        """Enter the probes, then build the engine."""
+        stack.enter_context(self._watching)
+        if "memory" in self.scenario.watch:
+            batch = self.model.batch(0, self.context.rank, 0)
+            self._bare = bare_boundaries(self.model, batch, self.job.dtype, self.claims.compute)
+            self.ledger = self._watching.enter_context(Ledger())
+            self.ledger.baseline()
+            self.ledger.adopt([*self.job.module.parameters(), *self.job.module.buffers()])
+            self._allocated = allocator.in_use()
+        self._at(-1, "build")
+        self.engine = self.implementation.build(self.job)
+        check_engine(self.engine, self.claims)
+        if unread := self.job.options.unread():  # type: ignore[attr-defined]
+            raise BadPlugin(f"{self.run.case.implementation}: options that build never read: {', '.join(unread)}")
+        self._hold(-1, Moment.BUILT)
+        self._digest(-1)
+
+    def step(self, step: int) -> None:
+        """One optimizer step under the probes."""
+        if step == self.run.case.warmup and "wire" in self.scenario.watch:
+            self._wire_before = wire.read(self.context.control_ports)
+        losses = self._micro_batches(step)
+        self._hold(step, Moment.BACKWARD)
+        with self._reading():
+            if self.watcher:
+                self.watcher.after_backward(self.engine, step, self._all_batches(step))
+                if isinstance(self.watcher, Trajectory):
+                    self.watcher.losses(step, losses, self._mine())
+        self._at(step, "step")
+        with self._phase(step, "step"):
+            report = self.engine.step()
+        self._reports.append(
+            Report(
+                step,
+                sum(losses) / len(losses),
+                bool(report.skipped),
+                _number(report.grad_norm),
+                _number(report.loss_scale),
+            )
+        )
+        self._hold(step, Moment.STEPPED)
+        self._digest(step)
+        with self._reading():
+            if self.watcher:
+                self.watcher.after_step(self.engine, step)
+        if step == self.last and self._wire_before is not None:
+            after = wire.read(self.context.control_ports)
+            self._wire = (
+                wire.difference(self._wire_before, after, self.run.case.measured) if after is not None else None
+            )
+
+    def stop_watching(self) -> None:
+        """Leave the ledger: what follows runs bare."""
+        self._watching.close()
+
+    def time(self, steps: int) -> None:
+        """Time whole bare steps, `steps` of them after one that is not counted."""
+        self._at(self.last + 1, "timed step")
+        batches = [self.model.batch(self.last, self.context.rank, m) for m in range(self.job.micro_batches)]
+        self.tap.uninstall()
+
+        def one() -> None:
+            for micro, batch in enumerate(batches):
+                closes = micro == len(batches) - 1
+                loss = self.engine.forward(batch, last=closes)
+                self.engine.backward(loss, last=closes)
+            self.engine.step()
+
+        one()
+        self._times = time_steps(one, steps=steps, barrier=dist.barrier, synchronize=lambda: None)
+
+    def close(self) -> None:
+        self._at(self.last + 1, "close")
+        self.engine.close()
+
+    def sample(self, run_s: float) -> Sample:
+        comparisons = getattr(self.watcher, "comparisons", [])
+        return Sample(
+            rank=self.context.rank,
+            calls=tuple(self.tap.calls),
+            holdings=tuple(self._holdings),
+            peaks=tuple(self.ledger.peaks) if self.ledger else (),
+            boundaries=tuple(self._boundaries),
+            wire=self._wire,
+            times_s=self._times,
+            comparisons=tuple(comparisons),
+            digests=tuple(self._digests),
+            reports=tuple(self._reports),
+            changed=self.changed,
+            run_s=run_s,
+        )
+
+    # -- parts of a step -----------------------------------------------------------------------------------------------
+
+    def _micro_batches(self, step: int) -> list[float]:
+        losses = []
+        for micro in range(self.job.micro_batches):
+            closes = micro == self.job.micro_batches - 1
+            batch = self.model.batch(step, self.context.rank, micro)
+            if self.ledger:
+                self.ledger.ignore(batch)
+            self._at(step, "forward")
+            with self._phase(step, "forward"):
+                loss = self.engine.forward(batch, last=closes)
+            if closes:
+                self._hold(step, Moment.FORWARD)
+            losses.append(float(loss.detach()))
+            self._at(step, "backward")
+            if self.ledger and step == self.last and closes:
+                self.model.observe(self._boundary)
+            with self._phase(step, "backward"):
+                self.engine.backward(loss, last=closes)
+            self.model.observe(None)
+            del loss
+        return losses
+
+    def _boundary(self, unit: str) -> None:
+        assert self.ledger is not None
+        self._boundaries.append(Boundary(self.last, unit, self.ledger.live(), self._bare.get(unit, 0)))
+
+    def _all_batches(self, step: int) -> list[Batch]:
+        """Every micro-batch of a step: all ranks' first, then all ranks' second, ..."""
+        return [
+            self.model.batch(step, rank, micro)
+            for micro in range(self.job.micro_batches)
+            for rank in range(self.context.world_size)
+        ]
+
+    def _mine(self) -> list[int]:
+        n = self.context.world_size
+        return [micro * n + self.context.rank for micro in range(self.job.micro_batches)]
+
+    # -- the probes ----------------------------------------------------------------------------------------------------
+
+    def _at(self, step: int, phase: str) -> None:
+        self.tap.step, self.tap.phase = step, phase
+        self.context.note(f"{phase} of step {step}" if step >= 0 else phase)
+
+    def _phase(self, step: int, name: str) -> AbstractContextManager[Any]:
+        return self.ledger.phase(step, name) if self.ledger else nullcontext()
+
+    def _reading(self) -> ExitStack:
+        """While the suite reads: its collectives and its tensors are not the subject's."""
+        stack = ExitStack()
+        stack.enter_context(self.tap.paused())
+        if self.ledger:
+            stack.enter_context(self.ledger.suspended())
+        return stack
+
+    def _hold(self, step: int, moment: Moment) -> None:
+        if not self.ledger:
+            return
+        claims = self.engine.model_states()
+        holding = self.ledger.holding(step, moment, claims)
+        if step == self.last and moment is Moment.BACKWARD and self._recognises:
+            with self._reading():
+                fingerprints = self._fingerprints()
+            labelled = self.ledger.holding(step, moment, claims, fingerprints=fingerprints)
+            holding = _with_labels(holding, labelled)
+        now = allocator.in_use()
+        if now is not None and self._allocated is not None:
+            object.__setattr__(holding, "allocator", now - self._allocated)
+        self._holdings.append(holding)
+
+    @property
+    def _recognises(self) -> bool:
+        known = {"full_gradients", "full_optimizer_state"} <= self.claims.supports
+        return known and self.facts.psi <= FINGERPRINTED_NUMEL
+
+    def _fingerprints(self) -> Fingerprints:
+        weights = list(self.engine.full_parameters().values())
+        states = self.engine.full_optimizer_state().values()
+        return Fingerprints(
+            {
+                "weight": weights,
+                "gradient": list(self.engine.full_gradients().values()),
+                "first moment": [s["exp_avg"] for s in states if "exp_avg" in s],
+                "second moment": [s["exp_avg_sq"] for s in states if "exp_avg_sq" in s],
+            }
+        )
+
+    def _digest(self, step: int) -> None:
+        """What the claimed stage keeps whole on every rank has the same bits on every rank."""
+        if self.claims.shard_size is not None:
+            return
+        states = self.engine.model_states()
+        for category in MODEL_STATES:
+            if category is not Category.GRADIENT and not self.claims.stage.shards(category):
+                value, nbytes = digest(states.get(category, ()))
+                self._digests.append(Digest(step, f"replicated {category.value}", value, nbytes))
+
+    def _watcher(self) -> Watcher | None:
+        watch, spec = self.scenario.watch, self.job.optimizer
+        if "states" in watch:
+            trainable = [n for n, p in self.job.module.named_parameters() if p.requires_grad]
+            return AdamStates(self.claims, self.recipe, spec, trainable)
+        if "oracle" in watch:
+            return Exact(self._oracle(), self.claims, spec)
+        if "trajectory" in watch:
+            return Trajectory(
+                self._oracle(),
+                [self._oracle() for _ in range(Trajectory.TWINS)],
+                self.recipe,
+                spec,
+                self.context.rank,
+            )
+        return None
+
+    def _oracle(self) -> Oracle:
+        return Oracle(
+            copy.deepcopy(self.job.module),
+            self.job.optimizer,
+            dtype=self.job.dtype,
+            compute=self.claims.compute,
+            master_from=self.claims.master_from,
+        )
+
+
+def _with_labels(holding: Holding, labelled: Holding) -> Holding:
+    """`holding`, with the labels that the same pieces got in `labelled`, taken a moment later."""
+    labels = {(p.nbytes, p.by): p.looks_like for p in labelled.pieces}
+    pieces = tuple(type(p)(p.nbytes, p.by, labels.get((p.nbytes, p.by))) for p in holding.pieces)
+    object.__setattr__(holding, "pieces", pieces)
+    return holding
+
+
+def _number(value: Any) -> float | None:
+    return None if value is None else float(value)

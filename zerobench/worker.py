@@ -1,0 +1,153 @@
+"""One run on one rank: the model, the implementation and a scenario go in, what the probes saw comes out.
+
+The only training loop in the repository. Probes are entered before the engine is built; timed steps run bare.
+"""
+
+from __future__ import annotations
+
+import time
+import traceback
+from contextlib import ExitStack
+
+import torch
+
+from zerobench import globalstate
+from zerobench.case import Run
+from zerobench.implementations.protocol import Job, Unsupported, World
+from zerobench.implementations.registry import BadPlugin, check_claims, resolve
+from zerobench.models import build as build_model
+from zerobench.options import Watched
+from zerobench.probes import allocator
+from zerobench.probes.traffic import Tap
+from zerobench.rank import Outcome, RankContext
+from zerobench.record import Call, Failure, ModelFacts, Sample
+from zerobench.scenarios import SCENARIOS, Scenario
+from zerobench.session import Session
+
+TIMED_STEPS = 7
+
+
+def work(run: Run, context: RankContext) -> Outcome:
+    """Do `run` on this rank. Never raises for what the subject does: that is an Outcome."""
+    started = time.perf_counter()
+    allocator.prepare()
+    tap = Tap()
+    tap.on_call = lambda call: context.note(f"{tap.phase} of step {tap.step}: {describe(call)}")
+    tap.install()
+    session: Session | None = None
+    try:
+        session, reason = _prepare(run, context, tap)
+        if session is None:
+            return Outcome("skip", Sample(context.rank), reason=reason)
+        problems = tap.self_test(torch.device(context.device))
+        if problems:
+            return Outcome(
+                "invalid", Sample(context.rank), reason="the traffic tap's self-test: " + "; ".join(problems)
+            )
+        _train(session, SCENARIOS[run.scenario], run)
+        status, reason = "ok", ""
+        if tap.unknown:
+            status = "invalid"
+            reason = f"collectives that the traffic tap does not understand: {', '.join(sorted(set(tap.unknown)))}"
+        return Outcome(status, session.sample(time.perf_counter() - started), reason, session.claims, session.facts)
+    except Unsupported as error:
+        return Outcome("skip", Sample(context.rank), reason=str(error) or "unsupported")
+    except BadPlugin as error:
+        failure = Failure("refused", str(error))
+        return Outcome("refused", Sample(context.rank, failure=failure), reason=str(error))
+    except Exception as error:
+        failure = Failure(
+            "raised",
+            f"{type(error).__name__}: {error}",
+            phase=tap.phase,
+            step=tap.step,
+            stack=traceback.format_exc(limit=-12),
+            last_call=describe(tap.calls[-1]) if tap.calls else "",
+        )
+        sample = Sample(context.rank, failure=failure, run_s=time.perf_counter() - started)
+        return Outcome("error", sample, reason=failure.what)
+
+
+def describe(call: Call) -> str:
+    """A collective in one phrase: "reduce-scatter of 4 096 bf16 in ranks 0,1"."""
+    return f"{call.kind.value} of {call.numel} {call.dtype} in ranks {','.join(map(str, call.group))}"
+
+
+def _prepare(run: Run, context: RankContext, tap: Tap) -> tuple[Session | None, str]:
+    """The session, before anything of the subject ran but its import; or None and why the run is skipped."""
+    case, scenario = run.case, SCENARIOS[run.scenario]
+    context.note("importing the implementation")
+    implementation = resolve(case.reference)
+    if reason := implementation.unavailable():
+        return None, f"unavailable: {reason}"
+    context.note("joining the other ranks")
+    context.join()
+    device = torch.device(context.device)
+    context.note("building the model")
+    model = build_model(case.model, world_size=case.world_size, micro_batches=case.micro_batches, device=context.device)
+    facts = model_facts(model.module, model.units, scenario, examples=model.examples, tokens=model.tokens)
+    options = Watched(case.options)
+    job = Job(
+        module=model.module,
+        units=model.units,
+        world=World(context.rank, context.world_size, device, context.backend),
+        precision=case.precision,
+        optimizer=scenario.optimizer,
+        micro_batches=case.micro_batches,
+        bucket_numel=facts.bucket_numel,
+        features=scenario.features,
+        options=options,
+    )
+    claims = implementation.claims(job)
+    check_claims(claims)
+    lacking = scenario.features - claims.supports
+    if lacking:
+        return None, f"unsupported: {', '.join(sorted(lacking))}"
+    return Session(run, scenario, context, tap, implementation, job, model, facts, claims), ""
+
+
+def model_facts(
+    module: torch.nn.Module, units: tuple[torch.nn.Module, ...], scenario: Scenario, *, examples: int, tokens: int
+) -> ModelFacts:
+    """What the judging side needs to know of a model; Psi counts trainable elements, a tied weight once."""
+    trainable = {name: p for name, p in module.named_parameters() if p.requires_grad}
+    psi = sum(p.numel() for p in trainable.values())
+    sizes, seen = [], set()
+    for unit in units:
+        mine = [p for p in unit.parameters() if p.requires_grad and id(p) not in seen]
+        seen.update(id(p) for p in mine)
+        sizes.append(sum(p.numel() for p in mine))
+    if psi > sum(sizes):
+        sizes.append(psi - sum(sizes))
+    return ModelFacts(
+        psi=psi,
+        frozen=sum(p.numel() for p in module.parameters() if not p.requires_grad),
+        buffers_nbytes=sum(b.numel() * b.itemsize for b in module.buffers()),
+        units=tuple(sizes),
+        parameters={name: p.numel() for name, p in trainable.items()},
+        bucket_numel=bucket_numel(scenario.bucket, psi, tuple(sizes)),
+        examples=examples,
+        tokens=tokens,
+    )
+
+
+def bucket_numel(bucket: str | None, psi: int, units: tuple[int, ...]) -> int | None:
+    """The bucket, in elements, that a scenario's word asks for."""
+    if bucket is None:
+        return None
+    if bucket == "unit":
+        return max(units)
+    return -(-psi // int(bucket.removeprefix("Psi/")))
+
+
+def _train(session: Session, scenario: Scenario, run: Run) -> None:
+    before = globalstate.snapshot()
+    with ExitStack() as stack:
+        session.build(stack)
+        for step in range(run.case.warmup + run.case.measured):
+            session.step(step)
+        session.stop_watching()
+        if "time" in scenario.watch:
+            session.time(TIMED_STEPS)
+        session.close()
+    session.changed = globalstate.changes(before, globalstate.snapshot())
