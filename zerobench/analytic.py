@@ -133,11 +133,11 @@ def ring_numel(psi_multiple: Fraction | int, psi: int, n: int) -> Fraction:
     return psi_multiple * psi * Fraction(n - 1, _group(n, None))
 
 
-_NUMBER = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?")
+_NUMBER = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9}|/[1-9][0-9]{0,8})?")
 
 
 def evaluate_volume(text: str, A: int) -> Fraction:
-    """The value of a claimed volume, a sum of products of numbers and A: "3", "A+2", "2*A + 1", "1.5*A".
+    """The value of a claimed volume, a sum of products of numbers and A: "3", "A+2", "2*A + 1", "1.5*A", "2/3*A".
 
     Raises ValueError naming the part that is neither a number nor A. There is nothing else: no minus, no brackets.
     """

@@ -39,16 +39,21 @@ class Case:
         return _id(self, "n*")
 
     def run(self, scenario: str) -> Run:
-        """The run that `scenario` makes of this case. Raises KeyError for an unknown scenario."""
+        """The run that `scenario` makes of this case. Raises KeyError for an unknown scenario.
+
+        A run that loads names the world size that saved, since two cases may reach the same n from different ones.
+        """
         wanted = SCENARIOS[scenario]
         return Run(
             scenario=scenario,
+            saved_at=self.world_size if wanted.loads else None,
             case=replace(
                 self,
                 model=wanted.model or self.model,
                 micro_batches=wanted.micro_batches or self.micro_batches,
                 measured=wanted.measured or self.measured,
                 warmup=self.warmup if wanted.warmup is None else wanted.warmup,
+                world_size=max(1, int(self.world_size * wanted.world)),
             ),
         )
 
@@ -66,10 +71,20 @@ class Run:
 
     scenario: str
     case: Case
+    saved_at: int | None = None  # ranks that saved what this run loads
 
     @property
     def id(self) -> str:
-        return f"{self.case.id}@{self.scenario}"
+        return f"{self.case.id}@{self.scenario}" + (f"-from-n{self.saved_at}" if self.saved_at else "")
+
+    @property
+    def checkpoint(self) -> str | None:
+        """A name for the folder that this run saves to or loads from; None for a run that does neither."""
+        scenario = SCENARIOS[self.scenario]
+        if scenario.checkpoint is None:
+            return None
+        case = replace(self.case, world_size=self.saved_at or self.case.world_size, measured=0)
+        return f"{case.id}@{scenario.loads or self.scenario}"
 
     def to_json(self) -> dict[str, Any]:
         return encode(self)  # type: ignore[no-any-return]

@@ -5,8 +5,10 @@ A check is skipped with a reason, never left out: what is missing from this file
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from zerobench.case import Case, Run
 from zerobench.checks.catalogue import ALWAYS, CHECKS
@@ -29,7 +31,7 @@ def plan(cases: Iterable[Case], checks: Iterable[str]) -> dict[str, Run]:
     runs: dict[str, Run] = {}
     rows = chosen(checks)
     for case in cases:
-        for scenario in dict.fromkeys(s for check in rows for s in check.scenarios):
+        for scenario in dict.fromkeys(s for check in rows for s in (*check.scenarios, *check.also)):
             run = case.run(scenario)
             runs.setdefault(run.id, run)
         if all(not check.scenarios for check in rows):
@@ -79,7 +81,7 @@ def judge_case(
     excuses: Sequence[Excuse] = (),
 ) -> Finding:
     """One check on one case."""
-    runs = {s: case.run(s).id for s in check.scenarios}
+    runs = {s: case.run(s).id for s in (*check.scenarios, *check.also)}
     if not check.scenarios:  # what speaks of every run of the case
         runs = {run.scenario: run.id for run in plan([case], checks).values()}
     found = {scenario: records[id] for scenario, id in runs.items() if id in records}
@@ -87,6 +89,7 @@ def judge_case(
     absent = [id for id in runs.values() if id not in records]
     if absent:
         return replace(blank, status=Status.ERROR, actual=f"not run: {', '.join(absent)}")
+    found = {s: r for s, r in found.items() if s not in check.also or r.status != "skip"}
     if check.scenarios and (obstacle := _obstacle(found.values())):
         return replace(blank, status=obstacle[0], actual=obstacle[1])
     if not check.scenarios and all(r.status == "skip" for r in found.values()):
@@ -139,6 +142,10 @@ def _say(blank: Finding, check: Check, view: View, by: str) -> Finding:
         return replace(blank, actual=str(reason))
     except Unreliable as reason:
         return replace(blank, status=Status.INVALID, actual=str(reason))
+    except Exception as fault:
+        where = traceback.extract_tb(fault.__traceback__)[-1]
+        at = f"{Path(where.filename).name}:{where.lineno}"
+        return replace(blank, status=Status.ERROR, actual=f"zerobench's own fault, at {at}: {type(fault).__name__}: {fault}")
     return replace(
         blank,
         status=word.claim if by == "claim" else word.paper,

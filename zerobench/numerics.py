@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from zerobench.claims import Claims, OptimizerSpec, Recipe
 from zerobench.difference import NAMED_DTYPES, compare, unit_roundoff
@@ -24,7 +24,7 @@ class Watcher(Protocol):
 
     def after_backward(self, engine: Any, step: int, batches: Sequence[Batch]) -> None: ...
 
-    def after_step(self, engine: Any, step: int) -> None: ...
+    def after_step(self, engine: Any, step: int, *, skipped: bool = False) -> None: ...
 
 
 def against(step: int, what: str, actual: Tensors, right: Tensors, bounds: Tensors | None = None) -> list[Comparison]:
@@ -60,6 +60,25 @@ class Exact:
         self.comparisons: list[Comparison] = []
         self._right: Gradients | None = None
 
+    def built(self, engine: Any) -> None:
+        """Weights right after build (or load) are the oracle's: what moves later is judged from here."""
+        self._built = copied(engine.full_parameters())
+        self._origin = {n: p.detach().cpu().clone() for n, p in self.oracle.masters.items()}
+        self.comparisons += against(-1, "built", self._built, self._origin)
+
+    def counted(self, step: int, module: nn.Module, forwards: int) -> None:
+        """Integer buffers of the exact models count forwards: one that an implementation casts, resets or runs twice is off."""
+        for name, buffer in module.named_buffers():
+            if not buffer.is_floating_point():
+                right = torch.full(buffer.shape, float(forwards))
+                self.comparisons.append(compare(step, "buffer", name, buffer.detach().cpu().float(), right))
+
+    def adopt(self, engine: Any) -> None:
+        """Train on from the engine's own state, which was loaded: whether that is right is judged by its bits."""
+        self.oracle.adopt(copied(engine.full_parameters()))
+        states = {n: copied(s) for n, s in engine.full_optimizer_state().items()}
+        self.oracle.adopt_momentum({n: s["momentum_buffer"] for n, s in states.items() if "momentum_buffer" in s})
+
     def after_backward(self, engine: Any, step: int, batches: Sequence[Batch]) -> None:
         self._right = self.oracle.gradients(batches)
         self._start = {n: p.detach().clone() for n, p in self.oracle.masters.items()}
@@ -69,9 +88,13 @@ class Exact:
             actual = {n: g for n, g in actual.items() if n not in frozen}
             self.comparisons += against(step, "gradient", actual, self._right.mean)
 
-    def after_step(self, engine: Any, step: int) -> None:
-        assert self._right is not None
+    def after_step(self, engine: Any, step: int, *, skipped: bool = False) -> None:
         actual = copied(engine.full_parameters())
+        if skipped:
+            right = {n: p.detach().cpu() for n, p in self.oracle.masters.items()}
+            self.comparisons += against(step, "skipped", actual, right)
+            return
+        assert self._right is not None
         if not self.reads and step == 0:
             read = {
                 n: (self._start[n].double() - actual[n].double().reshape(self._start[n].shape)) / self.lr
@@ -82,6 +105,10 @@ class Exact:
         self.oracle.step(self._right.mean)
         right = {n: p.detach().cpu() for n, p in self.oracle.masters.items()}
         self.comparisons += against(step, "parameter", actual, right)
+        for name, tensor in right.items():
+            if name in actual and actual[name].shape == tensor.shape:
+                moved, should = actual[name] != self._built[name], tensor != self._origin[name]
+                self.comparisons.append(compare(step, "moved", name, moved.float(), should.float()))
 
 
 class AdamStates:
@@ -99,7 +126,7 @@ class AdamStates:
         self._gradients = copied(engine.full_gradients())
         self._state = {n: copied(s) for n, s in engine.full_optimizer_state().items()}
 
-    def after_step(self, engine: Any, step: int) -> None:
+    def after_step(self, engine: Any, step: int, *, skipped: bool = False) -> None:
         weights = copied(engine.full_parameters())
         states = {n: copied(s) for n, s in engine.full_optimizer_state().items()}
         for name in self.trainable:
@@ -152,6 +179,56 @@ class AdamStates:
         return float(getattr(self.spec, option))
 
 
+class Clipping:
+    """Clipping by the global norm, each step judged from the implementation's own gradient and weights before it.
+
+    The norm is that of the whole gradient. In fp32, summed in any order, N squares err by at most N u relative, and their
+    root by half of that: (N/2 + 2) u. The update of plain SGD is w - lr c g with c = min(1, max_norm / (norm + 1e-6)), the
+    form of torch.nn.utils.clip_grad_norm_, or without the 1e-6: whichever is nearer. It takes a product for c, one for the
+    clipped gradient (stored in the gradient's dtype where that is narrower), one for lr, and a subtraction: 4 roundings of
+    |lr c g|, one of |w|, and what c inherits from the norm. Where nothing is clipped c is exactly 1.
+    """
+
+    EPSILON = 1e-6
+
+    def __init__(self, clip_norm: float, spec: OptimizerSpec, recipe: Recipe) -> None:
+        self.clip_norm, self.lr = clip_norm, spec.lr
+        self.narrow = unit_roundoff(NAMED_DTYPES[recipe.gradient])
+        self.comparisons: list[Comparison] = []
+
+    def after_backward(self, engine: Any, step: int, batches: Sequence[Batch]) -> None:
+        self._gradients = {n: g.double() for n, g in copied(engine.full_gradients()).items()}
+        self._weights = copied(engine.full_parameters())
+        self._norm = float(torch.stack([g.square().sum() for g in self._gradients.values()]).sum().sqrt())
+        numel = sum(g.numel() for g in self._gradients.values())
+        self._norm_error = (numel / 2 + 2) * unit_roundoff(torch.float32)
+
+    def reported(self, step: int, norm: float | None) -> None:
+        """What the engine's step said of the norm before clipping."""
+        right = torch.tensor([self._norm], dtype=torch.float64)
+        if norm is None:
+            self.comparisons.append(
+                Comparison(step, "norm", "grad_norm", 1, 1, worst=float("inf"), note="not reported")
+            )
+        else:
+            bound = right * self._norm_error
+            self.comparisons.append(compare(step, "norm", "grad_norm", torch.tensor([norm]), right, bound=bound))
+
+    def after_step(self, engine: Any, step: int, *, skipped: bool = False) -> None:
+        u = unit_roundoff(torch.float32)
+        actual = copied(engine.full_parameters())
+        for name, gradient in self._gradients.items():
+            weight = self._weights[name].double()
+            candidates = []
+            for epsilon in (self.EPSILON, 0.0):
+                c = min(1.0, self.clip_norm / (self._norm + epsilon))
+                change = self.lr * c * gradient.reshape(weight.shape)
+                error = 4 * u + (self.narrow + self._norm_error if c < 1 else 0.0)
+                bound = error * change.abs() + 2 * u * weight.abs()
+                candidates.append(compare(step, "clipped update", name, actual[name], weight - change, bound=bound))
+            self.comparisons.append(min(candidates, key=lambda c: c.worst))
+
+
 class Trajectory:
     """Several steps of free training beside the oracle's, which at n*A <= 2 in fp32 is DDP's arithmetic bit for bit.
 
@@ -165,9 +242,7 @@ class Trajectory:
 
     TWINS = 3
 
-    def __init__(
-        self, oracle: Oracle, twins: Sequence[Oracle], recipe: Recipe, spec: OptimizerSpec, rank: int
-    ) -> None:
+    def __init__(self, oracle: Oracle, twins: Sequence[Oracle], recipe: Recipe, spec: OptimizerSpec, rank: int) -> None:
         self.oracle, self.twins, self.rank = oracle, list(twins), rank
         self.pooled = spec.kind != "sgd"
         self.reduce = NAMED_DTYPES[recipe.reduce or recipe.gradient]
@@ -182,7 +257,9 @@ class Trajectory:
         """All so far; the losses' bound is known only when every step has been seen."""
         floor = unit_roundoff(torch.float32)
         losses = [
-            compare(step, "loss", f"rank {self.rank}", mine.float(), right.float(), bound=self._bound(step, right, floor))
+            compare(
+                step, "loss", f"rank {self.rank}", mine.float(), right.float(), bound=self._bound(step, right, floor)
+            )
             for step, mine, right in self._losses
         ]
         return [*losses, *self._weights]
@@ -202,7 +279,7 @@ class Trajectory:
         self._loss_spread = max(self._loss_spread, float((twins - right).abs().max()))
         self._losses.append((step, torch.tensor(losses, dtype=torch.float64), right[list(mine)]))
 
-    def after_step(self, engine: Any, step: int) -> None:
+    def after_step(self, engine: Any, step: int, *, skipped: bool = False) -> None:
         self.oracle.step(self._right.mean)
         for twin, gradients in zip(self.twins, self._twin_gradients, strict=True):
             bounds = gradients.bound(reduce=self.reduce, gradient=self.gradient)

@@ -121,6 +121,12 @@ class Oracle:
             for name, master in self.masters.items():
                 master.copy_(parameters[name].reshape(master.shape))
 
+    def adopt_momentum(self, buffers: dict[str, Tensor]) -> None:
+        """Go on with these momentum buffers (SGD)."""
+        for name, buffer in buffers.items():
+            master = self.masters[name]
+            self.optimizer.state[master]["momentum_buffer"] = buffer.reshape(master.shape).to(master.dtype).clone()
+
 
 @dataclass(frozen=True)
 class AdamStep:

@@ -84,12 +84,15 @@ class Peak:
 
 @dataclass(frozen=True)
 class Boundary:
-    """Live bytes inside backward, as the gradient passes between two units, and in the same model run bare."""
+    """Live bytes between two units, inside forward or backward, and in the same model run bare. calls: collectives that
+    this rank had issued by then."""
 
     step: int
     unit: str
     live: int
     bare: int
+    phase: str = "backward"
+    calls: int = 0
 
 
 @dataclass(frozen=True)
@@ -173,6 +176,7 @@ class Sample:
     comparisons: tuple[Comparison, ...] = ()
     digests: tuple[Digest, ...] = ()
     reports: tuple[Report, ...] = ()
+    updated_numel: int | None = None  # elements that the optimizer updated in the last step
     changed: tuple[str, ...] = ()  # global state that the subject left changed
     failure: Failure | None = None
     run_s: float = 0.0  # seconds from the rank's first line to its last
@@ -257,6 +261,9 @@ class Provenance:
     torch: str = ""
     backend: str = ""
     device: str = "cpu"
+    device_count: int = 0  # accelerators; 0 on a CPU, where `cores` counts
+    interconnect: str = ""  # between them: "nvlink", "pcie"; "" where there is none or it is not known
+    driver: str = ""
     cpu: str = ""
     cores: int = 0
     kernel: str = ""

@@ -17,6 +17,7 @@ from zerobench.record import Record
 from zerobench.report.progress import Progress
 from zerobench.report.terminal import verdict_lines
 from zerobench.report.text import colourful
+from zerobench.scenarios import SCENARIOS
 from zerobench.store import StoreError, Writer, read, results_path
 
 
@@ -36,6 +37,7 @@ class Plan:
     digest: str
     deadline_s: float
     select: str | None = None
+    launches: int = 1  # of each timed run; the launch is what step times are replicated by
 
     def runs(self) -> dict[str, Run]:
         return plan(self.cases, self.checks)
@@ -86,6 +88,11 @@ def _launch_all(
 ) -> bool:
     """Fill `records`, appending each as it comes; whether it was interrupted."""
     left = [run for id, run in runs.items() if id not in records]
+    wanted = {run.checkpoint for run in left if run.saved_at}
+    again = [run for run in runs.values() if run not in left and not run.saved_at and run.checkpoint in wanted]
+    left = [*again, *left]  # a checkpoint lives as long as the launcher: what loads it needs it saved again
+    timed = [run for run in runs.values() if "time" in SCENARIOS[run.scenario].watch]
+    left += timed * (what.launches - 1)  # in rounds, so that what drifts in time touches all runs alike
     progress = Progress(len(left), sys.stderr, quiet=quiet)
     try:
         with Local() as local:

@@ -1,11 +1,11 @@
-"""What a run does, as data. A check names the scenario that it needs; the worker, and it alone, carries one out.
+"""What a run does, as data. A check names the scenarios that it needs; the worker, and it alone, carries one out.
 
 No torch here: the judging side plans runs from the same rows.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from zerobench.claims import OptimizerSpec
 
@@ -13,14 +13,27 @@ ADAMW = OptimizerSpec("adamw", lr=1e-3, betas=(0.9, 0.95), eps=1e-8, weight_deca
 SGD = OptimizerSpec("sgd", lr=0.25, momentum=0.5)
 """Powers of two, so that on the dyadic model every update is exact. SGD because Adam cannot see the scale of a gradient."""
 
+PLAIN_SGD = OptimizerSpec("sgd", lr=0.25)
+TINY = OptimizerSpec("sgd", lr=2.0**-14)
+"""Updates below half an ulp of most 16-bit weights."""
+
+RESUME_AT = 2
+"""Steps before a checkpoint is saved; the run that loads it goes on with this one."""
+
 
 @dataclass(frozen=True)
 class Scenario:
     """One way to drive an engine. What is None is the case's own.
 
-    watch: which probes and comparisons take part ("memory", "time", "wire", "oracle", "states").
+    watch: which probes and comparisons take part: "memory", "time", "wire", "work", "bits" (digests of whole parameters
+    after every step), and of these one: "oracle", "states", "trajectory", "clipping".
     bucket: elements, "unit" for the largest unit, or a divisor of Psi as "Psi/8"; None leaves it to the implementation.
     features: what an implementation must support to be asked for it.
+    grouped: every other parameter in a group of half the learning rate, and an empty group.
+    poison: the loss of the last rank is multiplied by this at the second step ("inf" or "nan").
+    apart: ranks start from different weights. delayed: ranks enter collectives late, in turns, and freed memory is
+    overwritten. evaluated: a forward without gradients after every step.
+    checkpoint: "save" after RESUME_AT steps, or "load" what the run of the scenario `loads` saved, at `world` times its n.
     """
 
     name: str
@@ -33,71 +46,70 @@ class Scenario:
     measured: int | None = None
     bucket: str | None = "Psi/8"
     features: frozenset[str] = frozenset()
+    grouped: bool = False
+    clip_norm: float | None = None
+    loss_scale: float | str | None = None
+    initial_scale: float = 65536.0
+    poison: str | None = None
+    apart: bool = False
+    delayed: bool = False
+    evaluated: bool = False
+    checkpoint: str | None = None
+    loads: str | None = None
+    world: float = 1.0
+
+    @property
+    def first_step(self) -> int:
+        return RESUME_AT if self.checkpoint == "load" else 0
 
 
-def _rows() -> list[Scenario]:
-    memory = frozenset({"memory"})
+def _exact(name: str, about: str, *features: str, model: str = "dyadic", **more: object) -> Scenario:
+    """Three steps of SGD with momentum on an exact model, against the oracle, bit for bit."""
+    base = Scenario(name, about, frozenset({"oracle"}), SGD, model, warmup=0, measured=3)
+    return replace(base, features=frozenset({"sgd", *features}), **more)  # type: ignore[arg-type]
+
+
+def _memory() -> list[Scenario]:
+    watch = frozenset({"memory"})
     rows = [
-        Scenario("plain", "Train steps with Adam; count bytes and collectives; time bare steps.", memory | {"time"}),
+        Scenario(
+            "plain",
+            "Train steps with Adam; count bytes, collectives and updated elements; time bare steps.",
+            watch | {"time", "work"},
+        ),
+        Scenario(
+            "evaluation",
+            "A forward without gradients after every step must leave nothing behind and change nothing.",
+            watch | {"bits"},
+            SGD,
+            evaluated=True,
+            features=frozenset({"sgd"}),
+        ),
         Scenario(
             "wire",
-            "A model large enough that message headers are small beside the payload: the wire as witness of the log.",
-            frozenset({"wire"}),
+            "A model large enough that message headers are small beside the payload: the wire as witness of the log, and "
+            "the C allocator as witness of the ledger.",
+            watch | {"wire"},
             model="mlp-2m",
             warmup=1,
             measured=2,
         ),
         Scenario(
-            "dyadic",
-            "SGD with momentum on a model whose arithmetic is exact, different data on each rank, against the oracle.",
-            frozenset({"oracle"}),
-            SGD,
-            model="dyadic",
-            warmup=0,
-            measured=3,
-            features=frozenset({"sgd"}),
-        ),
-        Scenario(
-            "adam",
-            "Each Adam step judged from the state before it.",
-            frozenset({"states"}),
-            warmup=0,
-            measured=3,
-            features=frozenset({"full_gradients", "full_optimizer_state"}),
-        ),
-        Scenario(
-            "trajectory-adam",
-            "Five Adam steps beside DDP's arithmetic.",
-            frozenset({"trajectory"}),
-            warmup=0,
-            measured=5,
-        ),
-        Scenario(
-            "trajectory-sgd",
-            "Five SGD steps with momentum beside DDP's arithmetic.",
-            frozenset({"trajectory"}),
-            SGD,
-            warmup=0,
-            measured=5,
-            features=frozenset({"sgd"}),
+            "frozen",
+            "A model with frozen parameters: they cost their own weights only.",
+            watch,
+            model="dyadic-frozen",
+            features=frozenset({"frozen"}),
+            warmup=1,
+            measured=2,
         ),
     ]
-    for a in (2, 4):
-        rows.append(
-            Scenario(
-                f"accumulate-{a}",
-                f"{a} micro-batches a step: what is sent as a function of A.",
-                frozenset(),
-                micro_batches=a,
-                features=frozenset({"accumulation"}),
-            )
-        )
     for depth in DEPTHS:
         rows.append(
             Scenario(
                 f"depth-{depth}",
                 f"{depth} equal blocks, one bucket a block: what backward holds beyond rest must not grow with depth.",
-                memory,
+                watch,
                 model=f"stack-{depth}",
                 warmup=1,
                 measured=2,
@@ -107,5 +119,128 @@ def _rows() -> list[Scenario]:
     return rows
 
 
+def _accumulation() -> list[Scenario]:
+    return [
+        Scenario(
+            f"accumulate-{a}",
+            f"{a} micro-batches a step: what is sent as a function of A.",
+            frozenset(),
+            micro_batches=a,
+            features=frozenset({"accumulation"}),
+        )
+        for a in (2, 4)
+    ]
+
+
+def _numerics() -> list[Scenario]:
+    states = frozenset({"full_gradients", "full_optimizer_state"})
+    trajectory = Scenario(
+        "trajectory-adam", "Five Adam steps beside DDP's arithmetic.", frozenset({"trajectory"}), warmup=0, measured=5
+    )
+    repeat = Scenario(
+        "repeat-1",
+        "Three steps whose bits must be the same when they are run again.",
+        frozenset({"bits"}),
+        SGD,
+        warmup=0,
+        measured=3,
+        features=frozenset({"sgd"}),
+    )
+    clip = Scenario(
+        "clip-above",
+        "Clipping by a norm far below the gradient's: every update is scaled alike.",
+        frozenset({"clipping"}),
+        PLAIN_SGD,
+        warmup=0,
+        measured=3,
+        clip_norm=2.0**-6,
+        features=frozenset({"clipping", "full_gradients", "sgd"}),
+    )
+    return [
+        _exact("dyadic", "Exact arithmetic, different data on each rank, against the oracle."),
+        Scenario(
+            "adam",
+            "Each Adam step judged from the state before it.",
+            frozenset({"states"}),
+            warmup=0,
+            measured=3,
+            features=states,
+        ),
+        trajectory,
+        replace(
+            trajectory,
+            name="trajectory-sgd",
+            about="Five SGD steps with momentum beside DDP's arithmetic.",
+            optimizer=SGD,
+            features=frozenset({"sgd"}),
+        ),
+        replace(
+            trajectory,
+            name="tiny-updates",
+            about="Updates below half an ulp of the 16-bit weight: only a master can add them up.",
+            optimizer=TINY,
+            features=frozenset({"sgd"}),
+        ),
+        _exact("dyadic-accumulate-2", "Two micro-batches a step, exactly.", "accumulation", micro_batches=2),
+        _exact("dyadic-accumulate-4", "Four micro-batches a step, exactly.", "accumulation", micro_batches=4),
+        clip,
+        replace(clip, name="clip-below", about="A threshold far above the norm: nothing changes.", clip_norm=2.0**20),
+        _exact("scale-static", "A loss scale of 256 cancels exactly.", "loss_scaling", loss_scale=256.0),
+        _exact("edges-shapes", "Sizes around n and around a bucket of 16.", "bucket", model="shapes", bucket="16"),
+        _exact("edges-giant", "One giant tensor and two tiny ones.", model="giant"),
+        _exact("edges-tinier", "Fewer parameters than ranks.", "uneven", model="tinier"),
+        _exact("tied", "A tied weight gets both gradients.", "tied", model="dyadic-tied"),
+        _exact("unused", "A parameter that no loss uses.", "unused", model="dyadic-unused"),
+        _exact("groups", "Interleaved groups of different learning rates, and an empty one.", "groups", grouped=True),
+        _exact("buffers", "A model with buffers that its forward updates.", model="dyadic-buffers"),
+        _exact("apart", "Ranks that start apart train from rank 0's weights.", "broadcast_init", apart=True),
+        _exact("bucket-small", "Buckets of 16 elements.", "bucket", bucket="16"),
+        _exact("bucket-one", "One bucket for all.", "bucket", bucket="Psi/1"),
+        _exact("race", "Ranks enter collectives late, in turns; freed memory is overwritten.", delayed=True),
+        *(
+            _exact(
+                f"overflow-{value}-{kind}",
+                f"{value} on one rank at the second step, {kind} loss scale: all ranks skip.",
+                "loss_scaling",
+                "overflow_skip",
+                loss_scale=256.0 if kind == "static" else "dynamic",
+                initial_scale=256.0,
+                poison=value,
+            )
+            for value, kind in (("inf", "static"), ("nan", "dynamic"), ("inf", "dynamic"))
+        ),
+        Scenario(
+            "overflow-memory",
+            "A skipped step leaves nothing behind.",
+            frozenset({"memory"}),
+            SGD,
+            loss_scale=256.0,
+            poison="inf",
+            features=frozenset({"sgd", "loss_scaling", "overflow_skip"}),
+        ),
+        repeat,
+        replace(repeat, name="repeat-2"),
+        replace(repeat, name="recompute-off", model="gpt-tiny"),
+        replace(repeat, name="recompute", about="Activation checkpointing.", model="gpt-tiny-checkpointed"),
+    ]
+
+
+def _checkpoints() -> list[Scenario]:
+    save = _exact(
+        "save", "Train, save after two steps, train on.", "checkpoint", "full_optimizer_state", checkpoint="save"
+    )
+    save = replace(save, measured=4, watch=save.watch | {"bits"})
+    load = replace(
+        save, name="resume", about="Load what was saved, and train on.", checkpoint="load", loads="save", measured=2
+    )
+    reshard = replace(load, features=load.features | {"reshard"})
+    return [
+        save,
+        load,
+        replace(reshard, name="reshard-half", about="Load at half as many ranks.", world=0.5),
+        replace(reshard, name="reshard-double", about="Load at twice as many ranks.", world=2.0),
+    ]
+
+
 DEPTHS = (4, 32)
-SCENARIOS = {scenario.name: scenario for scenario in _rows()}
+SCENARIOS = {s.name: s for s in (*_memory(), *_accumulation(), *_numerics(), *_checkpoints())}

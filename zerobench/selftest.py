@@ -93,7 +93,9 @@ def report(todo: Sequence[Trial], records: Mapping[str, Record], quick: bool) ->
             for finding in bad:
                 details += ["", f"false alarm on {trial.cases[0].implementation}:", *finding_lines(finding, colour)]
             passed = sum(f.status is Status.PASS for f in verdict.findings)
-            rows.append((f"({trial.cases[0].implementation}, correct)", "", "", f"{passed} pass, {len(bad)} false alarms"))
+            rows.append(
+                (f"({trial.cases[0].implementation}, correct)", "", "", f"{passed} pass, {len(bad)} false alarms")
+            )
             continue
         row, problem = kill_row(trial.mutant, verdict.findings)
         rows.append(row)
@@ -104,7 +106,9 @@ def report(todo: Sequence[Trial], records: Mapping[str, Record], quick: bool) ->
                 details += finding_lines(finding, colour)
     print("\n".join([*table(rows), *details, ""]))
     left_out = (
-        "correct implementations at n = 2 in bf16 only; every mutant" if quick else "nothing of this catalogue was left out"
+        "correct implementations at n = 2 in bf16 only; every mutant"
+        if quick
+        else "nothing of this catalogue was left out"
     )
     print(f"{len(MUTANTS)} mutants, {len(CORRECT)} correct implementations, {wrong} defects of zerobench ({left_out})")
     return 1 if wrong else 0

@@ -6,29 +6,36 @@ import copy
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from zerobench.case import Run
 from zerobench.claims import Claims, Recipe
 from zerobench.digest import digest
-from zerobench.implementations.protocol import Implementation, Job
+from zerobench.implementations.protocol import Implementation, Job, Unsupported
 from zerobench.implementations.registry import BadPlugin, check_engine
 from zerobench.models import Model
-from zerobench.numerics import AdamStates, Exact, Trajectory, Watcher
+from zerobench.numerics import AdamStates, Clipping, Exact, Trajectory, Watcher
 from zerobench.oracle import Batch, Oracle
-from zerobench.probes import allocator, wire
+from zerobench.probes import wire
 from zerobench.probes.bare import bare_boundaries
 from zerobench.probes.clock import time_steps
 from zerobench.probes.fingerprint import Fingerprints
 from zerobench.probes.ledger import Ledger
 from zerobench.probes.traffic import Tap
+from zerobench.probes.work import UpdatedElements
 from zerobench.rank import RankContext
 from zerobench.record import Boundary, Digest, Holding, ModelFacts, Report, Sample, Wire
-from zerobench.scenarios import Scenario
+from zerobench.scenarios import RESUME_AT, Scenario
 from zerobench.terms import MODEL_STATES, Category, Moment
 
 FINGERPRINTED_NUMEL = 4_000_000
 """Models up to this many parameters have their bytes recognised by content, which needs every state gathered once."""
+
+
+POISONED_STEP = 1
+EVALUATION_STEP = 1_000
+"""A step whose data no run trains on."""
 
 
 class Session:
@@ -47,7 +54,7 @@ class Session:
         self.run, self.scenario, self.context, self.tap = run, scenario, context, tap
         self.implementation, self.job, self.model, self.facts, self.claims = implementation, job, model, facts, claims
         self.recipe = claims.recipe or Recipe.of(run.case.precision)
-        self.last = run.case.warmup + run.case.measured - 1
+        self.last = scenario.first_step + run.case.warmup + run.case.measured - 1
         self.engine: Any = None
         self.ledger: Ledger | None = None
         self.watcher: Watcher | None = self._watcher()
@@ -58,6 +65,7 @@ class Session:
         self._digests: list[Digest] = []
         self._reports: list[Report] = []
         self._times: tuple[float, ...] = ()
+        self._updated: int | None = None
         self._wire_before: Any = None
         self._wire: Wire | None = None
 
@@ -68,33 +76,47 @@ class Session:
         stack.enter_context(self._watching)
         if "memory" in self.scenario.watch:
             batch = self.model.batch(0, self.context.rank, 0)
-            self._bare = bare_boundaries(self.model, batch, self.job.dtype, self.claims.compute)
+            self._bare_ahead, self._bare = bare_boundaries(self.model, batch, self.job.dtype, self.claims.compute)
             self.ledger = self._watching.enter_context(Ledger())
             self.ledger.baseline()
             self.ledger.adopt([*self.job.module.parameters(), *self.job.module.buffers()])
-            self._allocated = allocator.in_use()
+        if self.scenario.apart and self.context.rank:
+            with torch.no_grad():
+                for parameter in self.job.module.parameters():
+                    parameter.mul_(2.0)
         self._at(-1, "build")
-        self.engine = self.implementation.build(self.job)
+        with self._phase(-1, "build"):
+            self.engine = self.implementation.build(self.job)
         check_engine(self.engine, self.claims)
         if unread := self.job.options.unread():  # type: ignore[attr-defined]
             raise BadPlugin(f"{self.run.case.implementation}: options that build never read: {', '.join(unread)}")
+        if self.scenario.checkpoint == "load":
+            self._load()
         self._hold(-1, Moment.BUILT)
         self._digest(-1)
+        with self._reading():
+            if isinstance(self.watcher, Exact):
+                self.watcher.built(self.engine)
 
     def step(self, step: int) -> None:
         """One optimizer step under the probes."""
         if step == self.run.case.warmup and "wire" in self.scenario.watch:
             self._wire_before = wire.read(self.context.control_ports)
-        losses = self._micro_batches(step)
+        poisoned = self.scenario.poison is not None and step == POISONED_STEP
+        losses = self._micro_batches(step, poisoned=poisoned)
         self._hold(step, Moment.BACKWARD)
         with self._reading():
             if self.watcher:
-                self.watcher.after_backward(self.engine, step, self._all_batches(step))
+                if not poisoned:
+                    self.watcher.after_backward(self.engine, step, self._all_batches(step))
                 if isinstance(self.watcher, Trajectory):
                     self.watcher.losses(step, losses, self._mine())
         self._at(step, "step")
-        with self._phase(step, "step"):
+        counting = UpdatedElements() if "work" in self.scenario.watch and step == self.last else None
+        with self._phase(step, "step"), counting or nullcontext():
             report = self.engine.step()
+        if counting is not None:
+            self._updated = counting.numel
         self._reports.append(
             Report(
                 step,
@@ -104,11 +126,22 @@ class Session:
                 _number(report.loss_scale),
             )
         )
+        if self.scenario.evaluated:
+            self._evaluate(step)
         self._hold(step, Moment.STEPPED)
         self._digest(step)
         with self._reading():
+            if isinstance(self.watcher, Exact):
+                self.watcher.counted(step, self.job.module, (step + 1) * self.job.micro_batches)
+            if isinstance(self.watcher, Clipping):
+                self.watcher.reported(step, self._reports[-1].grad_norm)
             if self.watcher:
-                self.watcher.after_step(self.engine, step)
+                self.watcher.after_step(self.engine, step, **({"skipped": True} if poisoned else {}))
+            if "bits" in self.scenario.watch:
+                self._digest_whole(step)
+        if self.scenario.checkpoint == "save" and step == RESUME_AT - 1:
+            self._at(step, "save")
+            self.engine.save(self.context.scratch)
         if step == self.last and self._wire_before is not None:
             after = wire.read(self.context.control_ports)
             self._wire = (
@@ -152,13 +185,34 @@ class Session:
             comparisons=tuple(comparisons),
             digests=tuple(self._digests),
             reports=tuple(self._reports),
+            updated_numel=self._updated,
             changed=self.changed,
             run_s=run_s,
         )
 
     # -- parts of a step -----------------------------------------------------------------------------------------------
 
-    def _micro_batches(self, step: int) -> list[float]:
+    def _load(self) -> None:
+        """Go on from what another run saved."""
+        if not any(self.context.scratch.iterdir()):
+            raise Unsupported("nothing was saved to load")
+        self._at(RESUME_AT - 1, "load")
+        self.engine.load(self.context.scratch)
+        with self._reading():
+            self._digest_whole(RESUME_AT - 1)
+            if isinstance(self.watcher, Exact):
+                self.watcher.adopt(self.engine)
+
+    def _evaluate(self, step: int) -> None:
+        """A forward without gradients, on a batch that training never sees."""
+        self._at(step, "evaluation")
+        batch = self.model.batch(EVALUATION_STEP, self.context.rank, 0)
+        if self.ledger:
+            self.ledger.ignore(batch)
+        with torch.no_grad():
+            self.engine.forward(batch, last=True)
+
+    def _micro_batches(self, step: int, *, poisoned: bool = False) -> list[float]:
         losses = []
         for micro in range(self.job.micro_batches):
             closes = micro == self.job.micro_batches - 1
@@ -166,13 +220,19 @@ class Session:
             if self.ledger:
                 self.ledger.ignore(batch)
             self._at(step, "forward")
+            watched = self.ledger is not None and step == self.last and closes
+            if watched:
+                self.model.observe_forward(self._boundary_ahead)
             with self._phase(step, "forward"):
                 loss = self.engine.forward(batch, last=closes)
+            self.model.observe_forward(None)
+            if poisoned and self.context.rank == self.context.world_size - 1 and closes:
+                loss = loss * float(self.scenario.poison or "nan")
             if closes:
                 self._hold(step, Moment.FORWARD)
             losses.append(float(loss.detach()))
             self._at(step, "backward")
-            if self.ledger and step == self.last and closes:
+            if watched:
                 self.model.observe(self._boundary)
             with self._phase(step, "backward"):
                 self.engine.backward(loss, last=closes)
@@ -182,7 +242,13 @@ class Session:
 
     def _boundary(self, unit: str) -> None:
         assert self.ledger is not None
-        self._boundaries.append(Boundary(self.last, unit, self.ledger.live(), self._bare.get(unit, 0)))
+        live, calls = self.ledger.live(), len(self.tap.calls)
+        self._boundaries.append(Boundary(self.last, unit, live, self._bare.get(unit, 0), calls=calls))
+
+    def _boundary_ahead(self, unit: str) -> None:
+        assert self.ledger is not None
+        live, calls = self.ledger.live(), len(self.tap.calls)
+        self._boundaries.append(Boundary(self.last, unit, live, self._bare_ahead.get(unit, 0), "forward", calls))
 
     def _all_batches(self, step: int) -> list[Batch]:
         """Every micro-batch of a step: all ranks' first, then all ranks' second, ..."""
@@ -223,9 +289,6 @@ class Session:
                 fingerprints = self._fingerprints()
             labelled = self.ledger.holding(step, moment, claims, fingerprints=fingerprints)
             holding = _with_labels(holding, labelled)
-        now = allocator.in_use()
-        if now is not None and self._allocated is not None:
-            object.__setattr__(holding, "allocator", now - self._allocated)
         self._holdings.append(holding)
 
     @property
@@ -255,11 +318,24 @@ class Session:
                 value, nbytes = digest(states.get(category, ()))
                 self._digests.append(Digest(step, f"replicated {category.value}", value, nbytes))
 
+    def _digest_whole(self, step: int) -> None:
+        """Every whole parameter, and every whole optimizer state where there is one, by name."""
+        for name, tensor in sorted(self.engine.full_parameters().items()):
+            self._digests.append(Digest(step, f"parameter {name}", *digest([tensor])))
+        if "full_optimizer_state" in self.claims.supports:
+            for name, state in sorted(self.engine.full_optimizer_state().items()):
+                for key, tensor in sorted(state.items()):
+                    value, nbytes = digest([tensor.reshape(-1)])
+                    kind = str(tensor.dtype).removeprefix("torch.")
+                    self._digests.append(Digest(step, f"{key} {name}", f"{kind}:{value}", nbytes))
+
     def _watcher(self) -> Watcher | None:
         watch, spec = self.scenario.watch, self.job.optimizer
         if "states" in watch:
             trainable = [n for n, p in self.job.module.named_parameters() if p.requires_grad]
             return AdamStates(self.claims, self.recipe, spec, trainable)
+        if "clipping" in watch:
+            return Clipping(self.scenario.clip_norm or 0.0, spec, self.recipe)
         if "oracle" in watch:
             return Exact(self._oracle(), self.claims, spec)
         if "trajectory" in watch:

@@ -18,7 +18,17 @@ from enum import Enum
 from fractions import Fraction
 from statistics import fmean, median, stdev
 
-__all__ = ["Change", "Interval", "Ratio", "median", "median_interval", "paired_ratio", "sign_test", "t_quantile"]
+__all__ = [
+    "Change",
+    "Interval",
+    "Ratio",
+    "median",
+    "median_interval",
+    "paired_ratio",
+    "rank_sum",
+    "sign_test",
+    "t_quantile",
+]
 
 MIN_PAIRS = 5
 """Fewer pairs are never evidence: with 4 even the exact sign test cannot reach 5 % on either side (2 * 0.5**4)."""
@@ -59,6 +69,26 @@ def sign_test(differences: Sequence[float]) -> float:
     fewer = min(sum(signs), len(signs) - sum(signs))
     tail = sum(math.comb(len(signs), i) for i in range(fewer + 1))
     return min(1.0, float(Fraction(2 * tail, 2 ** len(signs))))
+
+
+def rank_sum(base: Sequence[float], head: Sequence[float]) -> float:
+    """One-sided exact p that launches of head are as slow as these by chance; small: head is slower. Not paired.
+
+    Wilcoxon's rank sum with mid-ranks for ties: of all ways to call len(head) of the pooled values head, the share
+    whose ranks add up to at least what head's do. Exact, because at five launches no approximation holds. Source:
+    Hollander, Wolfe and Chicken, Nonparametric Statistical Methods, section 4.1. Raises ValueError where a side is empty.
+    """
+    if not base or not head:
+        raise ValueError("a rank sum needs at least one launch on each side")
+    pooled = sorted([*base, *head])
+    doubled = {v: pooled.index(v) + pooled.index(v) + pooled.count(v) + 1 for v in pooled}  # mid-ranks x 2, whole
+    ways: list[dict[int, int]] = [{0: 1}] + [{} for _ in head]  # by how many are chosen: sum of doubled ranks -> ways
+    for value in pooled:
+        for chosen in range(len(head), 0, -1):
+            for total, count in ways[chosen - 1].items():
+                ways[chosen][total + doubled[value]] = ways[chosen].get(total + doubled[value], 0) + count
+    seen = sum(doubled[v] for v in head)
+    return float(Fraction(sum(c for t, c in ways[-1].items() if t >= seen), math.comb(len(pooled), len(head))))
 
 
 class Change(Enum):

@@ -13,7 +13,7 @@ import os
 import re
 import statistics
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
@@ -36,13 +36,15 @@ class StoreError(Exception):
 @dataclass(frozen=True)
 class Results:
     """One file. provenance: of the last session that wrote to it; provenances: of all, by id. records: by run id, in
-    order of first appearance, the last one written of each. problems: what was tolerated, a sentence each."""
+    order of first appearance, the last one written of each; launches: all that completed, by run id, in file order.
+    problems: what was tolerated, a sentence each."""
 
     path: Path
     provenance: Provenance
     provenances: dict[str, Provenance]
     records: dict[str, Record]
     problems: tuple[str, ...] = ()
+    launches: dict[str, list[Record]] = field(default_factory=dict)
 
 
 def results_path(folder: Path, suite: str, host: str, started: datetime) -> Path:
@@ -118,17 +120,20 @@ def read(path: Path) -> Results:
         problems.append(f"{path}:{len(lines) + 1}: the last line is cut off after {len(torn)} bytes, and was left out")
     provenances: dict[str, Provenance] = {}
     records: dict[str, Record] = {}
+    launches: dict[str, list[Record]] = {}
     for number, line in enumerate(lines, 1):
         try:
-            _take(line, provenances, records)
+            _take(line, provenances, records, launches)
         except (ValueError, TypeError, KeyError) as error:
             raise StoreError(f"{path}:{number}: {error}") from error
     if not provenances:
         raise StoreError(f"{path}: no zerobench results in it")
-    return Results(path, next(reversed(provenances.values())), provenances, records, tuple(problems))
+    return Results(path, next(reversed(provenances.values())), provenances, records, tuple(problems), launches)
 
 
-def _take(line: bytes, provenances: dict[str, Provenance], records: dict[str, Record]) -> None:
+def _take(
+    line: bytes, provenances: dict[str, Provenance], records: dict[str, Record], launches: dict[str, list[Record]]
+) -> None:
     data = json.loads(line, parse_constant=_refuse_constant)
     if isinstance(data, dict) and "record" in data:
         record = Record.from_json(data)
@@ -137,6 +142,8 @@ def _take(line: bytes, provenances: dict[str, Provenance], records: dict[str, Re
         if record.provenance and record.provenance not in provenances:
             raise ValueError(f"a record of provenance {record.provenance!r}, which is not above it")
         records[record.id] = record
+        if record.status == "ok":
+            launches.setdefault(record.id, []).append(record)
     elif isinstance(data, dict) and "provenance" in data:
         provenance = Provenance.from_json(data)
         provenances.pop(provenance.id, None)

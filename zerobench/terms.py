@@ -112,6 +112,26 @@ DTYPE_NBYTES = {"fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1, "int8": 1}
 PRECISIONS = ("fp32", "bf16", "fp16")
 
 FEATURES = frozenset(
-    ["full_gradients", "full_optimizer_state", "accumulation", "bucket", "clipping", "loss_scaling", "overflow_skip", "checkpoint", "reshard", "tied", "frozen", "unused", "groups", "uneven", "broadcast_init", "overlap", "fp16", "sgd", "simulable"]
+    [
+        "full_gradients",
+        "full_optimizer_state",
+        "accumulation",
+        "bucket",
+        "clipping",
+        "loss_scaling",
+        "overflow_skip",
+        "checkpoint",
+        "reshard",
+        "tied",
+        "frozen",
+        "unused",
+        "groups",
+        "uneven",
+        "broadcast_init",
+        "overlap",
+        "fp16",
+        "sgd",
+        "simulable",
+    ]
 )
 """What an implementation may support (specification section 2). A check names those it needs."""

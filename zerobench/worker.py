@@ -7,12 +7,16 @@ from __future__ import annotations
 
 import time
 import traceback
+from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
+from itertools import count
 
 import torch
 
 from zerobench import globalstate
 from zerobench.case import Run
+from zerobench.claims import OptimizerSpec, ParamGroup
 from zerobench.implementations.protocol import Job, Unsupported, World
 from zerobench.implementations.registry import BadPlugin, check_claims, resolve
 from zerobench.models import build as build_model
@@ -25,6 +29,8 @@ from zerobench.scenarios import SCENARIOS, Scenario
 from zerobench.session import Session
 
 TIMED_STEPS = 7
+LATE_S = 0.01
+"""Far longer than a collective of a few kilobytes takes on a loopback."""
 
 
 def work(run: Run, context: RankContext) -> Outcome:
@@ -32,7 +38,14 @@ def work(run: Run, context: RankContext) -> Outcome:
     started = time.perf_counter()
     allocator.prepare()
     tap = Tap()
-    tap.on_call = lambda call: context.note(f"{tap.phase} of step {tap.step}: {describe(call)}")
+    late = _lateness(run, context) if SCENARIOS[run.scenario].delayed else None
+
+    def before(call: Call) -> None:
+        context.note(f"{tap.phase} of step {tap.step}: {describe(call)}")
+        if late is not None:
+            late()
+
+    tap.on_call = before
     tap.install()
     session: Session | None = None
     try:
@@ -46,9 +59,11 @@ def work(run: Run, context: RankContext) -> Outcome:
             )
         _train(session, SCENARIOS[run.scenario], run)
         status, reason = "ok", ""
-        if tap.unknown:
-            status = "invalid"
-            reason = f"collectives that the traffic tap does not understand: {', '.join(sorted(set(tap.unknown)))}"
+        unknown = {"collectives that the traffic tap does not understand": tap.unknown}
+        unknown["tensors that the ledger cannot count"] = session.ledger.unknown if session.ledger else []
+        for what, found in unknown.items():
+            if found:
+                status, reason = "invalid", f"{what}: {', '.join(sorted(set(found)))}"
         return Outcome(status, session.sample(time.perf_counter() - started), reason, session.claims, session.facts)
     except Unsupported as error:
         return Outcome("skip", Sample(context.rank), reason=str(error) or "unsupported")
@@ -73,6 +88,19 @@ def describe(call: Call) -> str:
     return f"{call.kind.value} of {call.numel} {call.dtype} in ranks {','.join(map(str, call.group))}"
 
 
+def _lateness(run: Run, context: RankContext) -> Callable[[], None]:
+    """Makes this rank late for every n-th collective, another one each time, so that what others forget to wait for is not
+    there yet; and has freed memory overwritten, so that what is read after it was freed is not what it was."""
+    allocator.poison_freed()
+    turn = count()
+
+    def late() -> None:
+        if next(turn) % run.case.world_size == context.rank:
+            time.sleep(LATE_S)
+
+    return late
+
+
 def _prepare(run: Run, context: RankContext, tap: Tap) -> tuple[Session | None, str]:
     """The session, before anything of the subject ran but its import; or None and why the run is skipped."""
     case, scenario = run.case, SCENARIOS[run.scenario]
@@ -92,9 +120,12 @@ def _prepare(run: Run, context: RankContext, tap: Tap) -> tuple[Session | None, 
         units=model.units,
         world=World(context.rank, context.world_size, device, context.backend),
         precision=case.precision,
-        optimizer=scenario.optimizer,
+        optimizer=grouped(scenario.optimizer, facts) if scenario.grouped else scenario.optimizer,
         micro_batches=case.micro_batches,
         bucket_numel=facts.bucket_numel,
+        clip_norm=scenario.clip_norm,
+        loss_scale=scenario.loss_scale,
+        initial_scale=scenario.initial_scale,
         features=scenario.features,
         options=options,
     )
@@ -131,12 +162,20 @@ def model_facts(
     )
 
 
+def grouped(spec: OptimizerSpec, facts: ModelFacts) -> OptimizerSpec:
+    """Every other parameter in a group of half the learning rate, one group without members, the others left to the rest."""
+    slow = ParamGroup(tuple(facts.parameters)[::2], {"lr": spec.lr / 2})
+    return replace(spec, groups=(slow, ParamGroup((), {"lr": spec.lr * 2})))
+
+
 def bucket_numel(bucket: str | None, psi: int, units: tuple[int, ...]) -> int | None:
     """The bucket, in elements, that a scenario's word asks for."""
     if bucket is None:
         return None
     if bucket == "unit":
         return max(units)
+    if bucket.isdigit():
+        return int(bucket)
     return -(-psi // int(bucket.removeprefix("Psi/")))
 
 
@@ -144,7 +183,8 @@ def _train(session: Session, scenario: Scenario, run: Run) -> None:
     before = globalstate.snapshot()
     with ExitStack() as stack:
         session.build(stack)
-        for step in range(run.case.warmup + run.case.measured):
+        first = scenario.first_step
+        for step in range(first, first + run.case.warmup + run.case.measured):
             session.step(step)
         session.stop_watching()
         if "time" in scenario.watch:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from zerobench.checks import memory, numerics, runtime, timing, traffic
+from zerobench.checks import features, memory, messages, numerics, peaks, runtime, state, timing, traffic, work
 from zerobench.checks.check import Check
 
-CHECKS: dict[str, Check] = {
-    check.id: check for module in (memory, traffic, numerics, timing, runtime) for check in module.CHECKS
-}
+CHAPTERS = (memory, peaks, traffic, messages, numerics, features, work, state, timing, runtime)
+CHECKS: dict[str, Check] = {check.id: check for chapter in CHAPTERS for check in chapter.CHECKS}
 ALWAYS = "runtime.completes"
 """Judged whatever a suite asks for: a run that did not end is a failure, not a gap."""

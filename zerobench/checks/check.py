@@ -16,6 +16,7 @@ from zerobench.finding import Level, Status
 from zerobench.record import Call, Holding, ModelFacts, Record, Sample
 from zerobench.scenarios import SCENARIOS
 from zerobench.terms import DTYPE_NBYTES, Collective, Moment, Stage
+from zerobench.units import nbytes_text
 
 
 class NotApplicable(Exception):
@@ -114,6 +115,10 @@ class View:
             return max(model.bucket_numel, largest)
         return max([*model.units, largest])
 
+    def padding_total(self) -> int:
+        """Elements of padding that a whole tensor may travel with: what is claimed of one rank's part, for every rank."""
+        return self.n * self.claims.padding_numel
+
     def padding_cap(self) -> int:
         """The most padding that a claim may ask for, in elements a rank and category: the suite's cap.
 
@@ -126,7 +131,8 @@ class View:
 @dataclass(frozen=True)
 class Check:
     """One row. kind: "==" exact, "<=" bound, "within" noise, "" for none. scenarios: the runs it reads, the first its main
-    one. over: "case", or "family" for one word about all world sizes. killed: the mutants that it must kill."""
+    one. also: runs that it reads where the implementation supports what they need, and does without elsewhere.
+    over: "case", or "family" for one word about all world sizes."""
 
     id: str
     level: Level
@@ -136,7 +142,7 @@ class Check:
     scenarios: tuple[str, ...]
     judge: Callable[[View], Judgement]
     over: str = "case"
-    mutants: tuple[str, ...] = ()
+    also: tuple[str, ...] = ()
 
 
 def verdict(holds: bool) -> Status:
@@ -191,3 +197,8 @@ def ranks_text(ranks: Iterable[int], n: int) -> str:
     if listed == list(range(listed[0], listed[-1] + 1)):
         return f"ranks {listed[0]}-{listed[-1]}"
     return f"ranks {','.join(map(str, listed))}"
+
+
+def signed(nbytes: Fraction | int) -> str:
+    sign = "-" if nbytes < 0 else "+"
+    return f"{sign}{nbytes_text(abs(nbytes))}"

@@ -53,6 +53,5 @@ CHECKS = (
         "",
         (),
         completes,
-        mutants=("one-rank-raises", "one-rank-hangs"),
     ),
 )

@@ -9,6 +9,7 @@ The first launch waits for the import of torch (seconds); a later one at n = 2 c
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 import socket
@@ -38,6 +39,7 @@ class Local:
 
     def __init__(self, *, preload: Sequence[str] = PRELOAD) -> None:
         self._nursery = Nursery(preload)
+        self._checkpoints: tempfile.TemporaryDirectory[str] | None = None
 
     def __enter__(self) -> Local:
         return self
@@ -64,7 +66,7 @@ class Local:
         began = time.monotonic()
         scratch = Path(tempfile.mkdtemp(prefix="zerobench-"))
         try:
-            (scratch / "shared").mkdir()
+            self._share(run, scratch / "shared")
             store = _rendezvous(run.case.world_size)
             with Crew(self._nursery) as crew:
                 for rank in range(run.case.world_size):
@@ -81,6 +83,22 @@ class Local:
     def close(self) -> None:
         """End the fork server, and with it every rank. A later launch starts another."""
         self._nursery.close()
+        if self._checkpoints is not None:
+            self._checkpoints.cleanup()
+            self._checkpoints = None
+
+    def _share(self, run: Run, folder: Path) -> None:
+        """Make the folder that all ranks share: new and empty, or what an earlier run of this launcher saved there."""
+        if run.checkpoint is None:
+            folder.mkdir()
+            return
+        if self._checkpoints is None:
+            self._checkpoints = tempfile.TemporaryDirectory(prefix="zerobench-checkpoints-")
+        kept = Path(self._checkpoints.name, hashlib.sha256(run.checkpoint.encode()).hexdigest()[:32])
+        if run.saved_at is None:
+            shutil.rmtree(kept, ignore_errors=True)
+        kept.mkdir(exist_ok=True)
+        folder.symlink_to(kept)
 
 
 def _order(run: Run, rank: int, *, target: str, port: int, deadline_s: float, scratch: Path) -> Order:

@@ -22,9 +22,12 @@ class Boundary:
     """
 
     callback: Callback | None = None
+    forward_callback: Callback | None = None
 
     def __call__(self, x: Tensor, name: str) -> Tensor:
-        """`x`; as its gradient comes back, callback(name)."""
+        """`x`; as it passes, forward_callback(name); as its gradient comes back, callback(name)."""
+        if self.forward_callback is not None:
+            self.forward_callback(name)
         return _Identity.apply(x, self, name)  # type: ignore[no-any-return, no-untyped-call]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Boundary:
@@ -79,6 +82,10 @@ class Model:
         The units above have then done their backward. None stops it.
         """
         self.boundary.callback = callback
+
+    def observe_forward(self, callback: Callback | None) -> None:
+        """Call `callback` with the name of a unit when its output exists and the next unit is about to run."""
+        self.boundary.forward_callback = callback
 
 
 def generator(*key: int) -> torch.Generator:

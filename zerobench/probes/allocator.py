@@ -15,6 +15,7 @@ from functools import cache
 from typing import Any
 
 _M_MMAP_THRESHOLD = -3  # malloc.h
+_M_PERTURB = -6  # malloc.h
 _LARGEST_THRESHOLD = 32 << 20  # glibc takes no more (DEFAULT_MMAP_THRESHOLD_MAX on 64 bits)
 
 
@@ -50,6 +51,13 @@ def prepare() -> bool:
     """
     libc = _libc()
     return libc is not None and libc.mallopt(_M_MMAP_THRESHOLD, _LARGEST_THRESHOLD) == 1
+
+
+def poison_freed() -> bool:
+    """Have freed memory overwritten from here on, so that whoever reads it after it was freed reads nonsense: 0xff bytes
+    are NaN in every float dtype. False where the C library cannot."""
+    libc = _libc()
+    return libc is not None and libc.mallopt(_M_PERTURB, 0xFF) == 1
 
 
 def in_use() -> int | None:

@@ -15,8 +15,10 @@ from zerobench.models import Model
 from zerobench.probes.ledger import Ledger
 
 
-def bare_boundaries(model: Model, batch: tuple[Tensor, ...], dtype: torch.dtype, compute: str) -> dict[str, int]:
-    """Bytes alive beyond the parameters at each boundary of one backward, by the boundary's name.
+def bare_boundaries(
+    model: Model, batch: tuple[Tensor, ...], dtype: torch.dtype, compute: str
+) -> tuple[dict[str, int], dict[str, int]]:
+    """Bytes alive beyond the parameters at each boundary of one forward, and of one backward, by the boundary's name.
 
     compute: "cast" runs with parameters of `dtype`, "autocast" with fp32 parameters under autocast to it.
     """
@@ -26,19 +28,23 @@ def bare_boundaries(model: Model, batch: tuple[Tensor, ...], dtype: torch.dtype,
     for parameter in module.parameters():
         if parameter.requires_grad:
             parameter.register_post_accumulate_grad_hook(_drop)
-    held: dict[str, int] = {}
+    ahead: dict[str, int] = {}
+    back: dict[str, int] = {}
     with Ledger() as ledger:
         ledger.baseline()
         ledger.ignore(batch)
         enabled = compute == "autocast" and dtype != torch.float32
-        with torch.autocast(batch[0].device.type, dtype=dtype, enabled=enabled):
-            loss = module(*batch)
-        model.observe(lambda name: held.__setitem__(name, ledger.live()))
+        model.observe_forward(lambda name: ahead.__setitem__(name, ledger.live()))
         try:
+            with torch.autocast(batch[0].device.type, dtype=dtype, enabled=enabled):
+                loss = module(*batch)
+            model.observe_forward(None)
+            model.observe(lambda name: back.__setitem__(name, ledger.live()))
             loss.backward()
         finally:
+            model.observe_forward(None)
             model.observe(None)
-    return held
+    return ahead, back
 
 
 def _drop(parameter: Tensor) -> None:

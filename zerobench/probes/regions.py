@@ -34,11 +34,8 @@ def region(tensor: Tensor) -> Region:
     if tensor.numel() == 0:
         return []
     item = tensor.itemsize
-    dims = sorted(
-        (int(stride) * item, int(n))
-        for n, stride in zip(tensor.shape, tensor.stride(), strict=True)
-        if n > 1 and stride
-    )
+    sides = zip(tensor.stride(), tensor.shape, strict=True)
+    dims = sorted((int(stride) * item, int(n)) for stride, n in sides if n > 1 and stride)
     run = item  # the innermost dimensions, as long as they leave no hole
     while dims and dims[0][0] <= run:
         stride, n = dims.pop(0)

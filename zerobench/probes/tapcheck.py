@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed._functional_collectives as functional
 
 from zerobench.terms import Collective as K
 
@@ -107,9 +106,11 @@ def _trials(rank: int, n: int, device: torch.device) -> list[tuple[str, Expected
 
 
 def _functional(tensor: torch.Tensor) -> None:
+    # The operators, not torch.distributed._functional_collectives: that loads the compiler, which takes seconds.
     group = dist.group.WORLD
     assert group is not None
-    functional.wait_tensor(functional.all_reduce(tensor, "sum", group))  # type: ignore[no-untyped-call]
+    operators = torch.ops._c10d_functional
+    operators.wait_tensor(operators.all_reduce(tensor, "sum", group.group_name))
 
 
 def _coalesced(tensors: list[torch.Tensor]) -> None:

@@ -114,11 +114,12 @@ class Tap:
             below = torch._C._dispatch_keyset_full_after(torch._C.DispatchKey.BackendSelect)
         except AttributeError as error:
             raise RuntimeError(f"torch {torch.__version__} cannot be tapped at BackendSelect: {error}") from None
+        schemas = torch._C._jit_get_all_schemas()
         for space in ("c10d", _UNCOUNTED):
             # The kernels live as long as the Library object.
             library = torch.library.Library(space, "IMPL")  # type: ignore[no-untyped-call]
             self._libraries.append(library)
-            for schema in _schemas(space):
+            for schema in (s for s in schemas if s.name.startswith(space + "::")):
                 self._tap(library, space, schema, below)
         _installed = self
 
@@ -139,7 +140,7 @@ class Tap:
 
         full = f"{name}.{schema.overload_name}" if schema.overload_name else name
         library.impl(full, kernel, "BackendSelect", with_keyset=True)  # type: ignore[no-untyped-call]
-        self._tapped.add(str(schema))
+        self._tapped.add(f"{space}::{full}")
 
     def uninstall(self) -> None:
         """Take the kernels away again."""
@@ -153,8 +154,9 @@ class Tap:
 
     def untapped(self) -> list[str]:
         """Operators of `c10d` that have appeared since `install`, and that the tap would not see."""
-        names = (s for s in _schemas("c10d") if s.name.split("::")[1] not in _SILENT)
-        return [str(s) for s in names if str(s) not in self._tapped]
+        silent = {f"c10d::{name}" for name in _SILENT}
+        present = {name for name in torch._C._dispatch_get_all_op_names() if name.startswith("c10d::")}
+        return sorted(present - self._tapped - silent)
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -170,7 +172,7 @@ class Tap:
         was.
 
         Returns what is wrong, one sentence each; empty when kind, elements, dtype and group of all are right. A kind
-        that the backend refuses is left out. Some 5 ms at n = 2 on gloo.
+        that the backend refuses is left out. Some 4 ms on one rank, 25 ms on two that share two busy cores.
         """
         return self_test(self, torch.device(device))
 
@@ -266,7 +268,3 @@ def _flat(value: Any) -> Iterable[Tensor]:
     else:
         for item in value:
             yield from _flat(item)
-
-
-def _schemas(space: str) -> list[Any]:
-    return [s for s in torch._C._jit_get_all_schemas() if s.name.startswith(space + "::")]

@@ -15,8 +15,8 @@ FLOORS = {
     2: "analytic predict stats gloo",
     3: "models implementations probes rank oracle difference digest globalstate options",
     4: "numerics session worker launch mutants",
-    5: "checks judge store provenance",
-    6: "report runner selftest commands cli __main__",
+    5: "checks judge store provenance baseline baseline_file baseline_times machine",
+    6: "report runner selftest commands commands_baseline pytest_plugin pytest_suite pytest_session cli __main__",
 }
 FLOOR = {name: floor for floor, names in FLOORS.items() for name in names.split()}
 NEVER = {5: {3, 4}}
@@ -24,7 +24,11 @@ NEVER = {5: {3, 4}}
 
 
 def modules() -> list[Path]:
-    return [p for p in sorted(PACKAGE.rglob("*.py")) if "tests" not in p.relative_to(PACKAGE).parts and p.parent != PACKAGE / "_data"]
+    return [
+        p
+        for p in sorted(PACKAGE.rglob("*.py"))
+        if "tests" not in p.relative_to(PACKAGE).parts and p.parent != PACKAGE / "_data"
+    ]
 
 
 def unit(parts: tuple[str, ...]) -> str:
@@ -38,7 +42,9 @@ def imported(tree: ast.AST) -> set[str]:
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
-            names |= {f"{node.module}.{alias.name}" for alias in node.names} if node.module == "zerobench" else {node.module}
+            names |= (
+                {f"{node.module}.{alias.name}" for alias in node.names} if node.module == "zerobench" else {node.module}
+            )
     return {n.removeprefix("zerobench.") for n in names if n.startswith("zerobench.")}
 
 
@@ -58,12 +64,16 @@ def test_imports_go_down() -> None:
             if there == "__version__" or there == here:
                 continue
             if FLOOR[there] > FLOOR[here] or FLOOR[there] in NEVER.get(FLOOR[here], set()):
-                wrong.append(f"{path.relative_to(PACKAGE)} (floor {FLOOR[here]}) imports zerobench.{name} (floor {FLOOR[there]})")
+                wrong.append(
+                    f"{path.relative_to(PACKAGE)} (floor {FLOOR[here]}) imports zerobench.{name} (floor {FLOOR[there]})"
+                )
     assert not wrong, "\n".join(wrong)
 
 
 def test_the_judging_side_starts_without_torch() -> None:
-    upper = [p.relative_to(PACKAGE) for p in modules() if FLOOR.get(unit(p.relative_to(PACKAGE).parts), 0) in (0, 1, 2, 5, 6)]
+    upper = [
+        p.relative_to(PACKAGE) for p in modules() if FLOOR.get(unit(p.relative_to(PACKAGE).parts), 0) in (0, 1, 2, 5, 6)
+    ]
     names = [".".join(("zerobench", *p.with_suffix("").parts)).removesuffix(".__init__") for p in upper]
     names = [n for n in names if not n.endswith("__main__")]
     code = f"import importlib, sys\nfor n in {names!r}: importlib.import_module(n)\nassert 'torch' not in sys.modules, 'torch'"

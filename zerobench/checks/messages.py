@@ -1,0 +1,159 @@
+"""Chapter 2, continued: what travels, in which dtype, with how much padding, and when."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from zerobench.checks.check import Check, Judgement, NotApplicable, View, payload, per_psi, ranks_text, verdict
+from zerobench.checks.traffic import claimed_volume, step_volumes
+from zerobench.finding import Level
+from zerobench.record import Call
+from zerobench.terms import Collective
+from zerobench.units import nbytes_text
+
+_WEIGHTS = (Collective.ALL_GATHER, Collective.BROADCAST)
+
+
+def dtype(view: View) -> Judgement:
+    """Kinds that reduce carry gradients, all-gathers and broadcasts weights: each in the claimed dtype."""
+    if view.n == 1:
+        raise NotApplicable("nothing is sent at n = 1")
+    recipe = view.recipe
+    gradients, weights = recipe.reduce or recipe.gradient, recipe.gather or recipe.parameter
+    wrong: Counter[str] = Counter()
+    ranks = set()
+    for sample in view.samples:
+        for call in payload(sample.calls, view.measured_steps, view.model):
+            right = _right(call, gradients, weights)
+            if call.dtype not in right:
+                wrong[f"{call.kind.value} in {call.phase} of {call.dtype}"] += call.numel
+                ranks.add(sample.rank)
+    total = view.n * len(view.measured_steps)
+    return Judgement(
+        claim=verdict(not wrong),
+        paper=verdict(not wrong),
+        expected=f"gradients in {gradients}, weights in {weights}",
+        actual=", ".join(f"{what}: {per_psi(v / total, view.psi)} a step" for what, v in sorted(wrong.items()))
+        or "as claimed",
+        ranks=tuple(sorted(ranks)),
+    )
+
+
+def _right(call: Call, gradients: str, weights: str) -> set[str]:
+    """The dtypes that a call may have. Point to point and all-to-all may carry either."""
+    if call.kind.reduces:
+        return {gradients}
+    if call.kind in _WEIGHTS:
+        return {weights}
+    return {gradients, weights}
+
+
+def padding(view: View) -> Judgement:
+    """Payload beyond the volume's whole multiples of Psi."""
+    if view.n == 1:
+        raise NotApplicable("nothing is sent at n = 1")
+    a = view.main.run.case.micro_batches
+    claimed = claimed_volume(view, a)
+    allowed = claimed * view.padding_total()
+    excess = max(step_volumes(view.main).values()) - claimed * view.psi
+    cap_ok = view.claims.padding_numel <= view.padding_cap()
+    holds = excess <= allowed and cap_ok
+    return Judgement(
+        claim=verdict(holds),
+        paper=verdict(holds),
+        expected=f"<= {int(allowed)} elements a step ({view.claims.padding_numel} a rank and category; "
+        f"the cap is {view.padding_cap()})",
+        actual=f"{int(max(excess, 0))} elements",
+        metrics=(("elements", float(max(excess, 0))),),
+    )
+
+
+def single(view: View) -> Judgement:
+    """One rank sends no payload."""
+    if view.n > 1:
+        raise NotApplicable("judged at n = 1")
+    calls = [c for s in view.samples for c in payload(s.calls, view.measured_steps, view.model)]
+    kinds = Counter(c.kind.value for c in calls)
+    nbytes = sum(c.nbytes for c in calls) // len(view.measured_steps)
+    listed = ", ".join(f"{kind} x {count}" for kind, count in sorted(kinds.items()))
+    return Judgement(
+        claim=verdict(not calls),
+        paper=verdict(not calls),
+        expected="no collective with a payload",
+        actual=f"{nbytes_text(nbytes)} a step in collectives of one rank ({listed})" if calls else "none",
+    )
+
+
+def overlap(view: View) -> Judgement:
+    """Whether the first reduction of a step's gradients is issued before the last unit's gradient exists."""
+    if "overlap" not in view.claims.supports:
+        raise NotApplicable("overlap is not claimed")
+    if view.n == 1:
+        raise NotApplicable("nothing is sent at n = 1")
+    exposed, late = {}, []
+    for sample in view.samples:
+        passed = [b for b in sample.boundaries if b.phase == "backward" and b.step == view.last_step]
+        if len(passed) < 2:
+            raise NotApplicable("this model marks no boundaries between units")
+        seen = passed[-1].calls
+        place = {id(c): i for i, c in enumerate(sample.calls)}
+        reduced = [
+            c
+            for c in payload(sample.calls, [view.last_step], view.model)
+            if c.phase in ("backward", "step") and c.kind is not Collective.ALL_GATHER
+        ]
+        before = sum(c.numel for c in reduced if place[id(c)] < seen)
+        total = sum(c.numel for c in reduced)
+        exposed[sample.rank] = 1 - before / total if total else 0.0
+        if total and not before:
+            late.append(sample.rank)
+    worst = max(exposed.values())
+    return Judgement(
+        claim=verdict(not late),
+        paper=verdict(not late),
+        expected="gradients begin to travel before the first unit's gradient exists",
+        actual=f"{worst:.0%} of the elements are sent after the last boundary of backward"
+        + (f" on {ranks_text(late, view.n)}" if late else ""),
+        ranks=tuple(late),
+        metrics=(("exposed", worst),),
+    )
+
+
+CHECKS = (
+    Check(
+        "traffic.dtype",
+        Level.MUST,
+        "==",
+        "gradients and weights travel in the claimed dtypes",
+        "Recipe.reduce or gradient; Recipe.gather or parameter; control traffic exempt",
+        ("plain",),
+        dtype,
+    ),
+    Check(
+        "traffic.padding",
+        Level.MUST,
+        "<=",
+        "payload beyond Psi is the claimed padding",
+        "volume - claimed passes x Psi <= claimed passes x padding",
+        ("plain",),
+        padding,
+    ),
+    Check(
+        "traffic.single",
+        Level.SHOULD,
+        "==",
+        "one rank alone sends nothing",
+        "no payload at n = 1",
+        ("plain",),
+        single,
+    ),
+    Check(
+        "traffic.overlap",
+        Level.SHOULD,
+        "==",
+        "where overlap is claimed, gradients travel while backward goes on",
+        "a reduction issued before the last boundary between units",
+        ("plain",),
+        overlap,
+    ),
+)
