@@ -59,6 +59,8 @@ class Exact:
         self.oracle, self.lr, self.reads = oracle, spec.lr, "full_gradients" in claims.supports
         self.comparisons: list[Comparison] = []
         self._right: Gradients | None = None
+        buffers = oracle.module.named_buffers()
+        self._whole = {n: b.detach().cpu().clone() for n, b in buffers if not b.is_floating_point()}
 
     def built(self, engine: Any) -> None:
         """Weights right after build (or load) are the oracle's: what moves later is judged from here."""
@@ -67,11 +69,14 @@ class Exact:
         self.comparisons += against(-1, "built", self._built, self._origin)
 
     def counted(self, step: int, module: nn.Module, forwards: int) -> None:
-        """Integer buffers of the exact models count forwards: one that an implementation casts, resets or runs twice is off."""
+        """Buffers of the exact models: `seen` counts forwards, and whole numbers stay what they were. One that is cast,
+        reset or run twice is off."""
         for name, buffer in module.named_buffers():
-            if not buffer.is_floating_point():
-                right = torch.full(buffer.shape, float(forwards))
-                self.comparisons.append(compare(step, "buffer", name, buffer.detach().cpu().float(), right))
+            held = buffer.detach().cpu()
+            if name.rpartition(".")[2] == "seen":
+                self.comparisons.append(compare(step, "buffer", name, held, torch.full(held.shape, float(forwards))))
+            elif not held.is_floating_point():
+                self.comparisons.append(compare(step, "buffer", name, held, self._whole[name]))
 
     def adopt(self, engine: Any) -> None:
         """Train on from the engine's own state, which was loaded: whether that is right is judged by its bits."""

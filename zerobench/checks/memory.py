@@ -56,6 +56,8 @@ def at_rest(view: View) -> Judgement:
                 f"({signed(excess)}, {per_psi(Fraction(sum(each), n), psi)} a rank)"
             )
     totals = [sum(h.get(c.value, 0) for c in MODEL_STATES) for h in held]
+    if off:
+        detail += _resembles(view, Fraction(sum(totals), n))
     a, b = total_coefficients(view.recipe, view.stage, view.moments)
     paper = total(view.paper_recipe, view.stage, psi, n, view.moments)
     paper_slack = min(claims.padding_numel, view.padding_cap()) * sum(
@@ -73,6 +75,17 @@ def at_rest(view: View) -> Judgement:
         detail=tuple(detail),
         metrics=(("bytes", float(mean)), ("largest_bytes", float(max(totals)))),
     )
+
+
+def _resembles(view: View, mean: Fraction) -> list[str]:
+    """The stage whose formula the measured bytes meet at this n, where there is one other than the claimed."""
+    close = [
+        stage
+        for stage in Stage
+        if stage is not view.stage
+        and abs(total(view.recipe, stage, view.psi, view.n, view.moments) - mean) <= Fraction(view.psi, 10)
+    ]
+    return [f"that is what stage {int(stage)} holds at n = {view.n}" for stage in close]
 
 
 def unclaimed(view: View) -> Judgement:
@@ -141,10 +154,15 @@ def scaling(view: View) -> Judgement:
         held = [holding(s, step, Moment.BACKWARD) for s in record.samples]
         states = sum(sum(h.claimed.get(c.value, 0) for c in MODEL_STATES) for h in held)
         points[n] = Fraction(states, n * record.model.psi)
-    if len(points) < 3:
-        raise NotApplicable(f"needs at least three world sizes, has n = {', '.join(map(str, sorted(points)))}")
+    sizes = f"n = {', '.join(map(str, sorted(points)))}"
+    if len(points) < 2:
+        raise NotApplicable(f"needs at least three world sizes, has {sizes}")
     line = fit(points)
     found = identify(line.a, line.b, view.recipe, view.moments)
+    if len(points) < 3:
+        held_text = f"{float(line.a):.2f} Psi + {float(line.b):.2f} Psi/n"
+        named = f"stage {int(found)}" if found is not None else "no stage of this recipe"
+        raise NotApplicable(f"needs at least three world sizes; {sizes} alone suggest {held_text}: {named}")
     by_paper = identify(line.a, line.b, view.paper_recipe, view.moments)
     a, b = total_coefficients(view.recipe, view.stage, view.moments)
     held_text = f"{float(line.a):.2f} Psi + {float(line.b):.2f} Psi/n"

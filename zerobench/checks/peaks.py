@@ -51,6 +51,11 @@ def depth(view: View) -> Judgement:
     bucket = view.bucket_numel(shallow)
     width = max(itemsize(view.recipe.gradient), itemsize(view.recipe.reduce or view.recipe.gradient))
     allowance = bucket * width
+    assert shallow.model is not None and deep.model is not None
+    # Weights that are kept for backward are claimed as such; the paper's stage 3 gathers a unit at a time.
+    kept_weights = 0
+    if view.claims.gathered and view.stage is Stage.PARAMETER:
+        kept_weights = (deep.model.psi - shallow.model.psi) * itemsize(view.recipe.gather or view.recipe.parameter)
     grown = {}
     for few, many in zip(shallow.samples, deep.samples, strict=True):
         transient = _transient(many, deep)[0] - _transient(few, shallow)[0]
@@ -59,11 +64,12 @@ def depth(view: View) -> Judgement:
         grown[few.rank] = (transient - share, kept)
     worst = max(grown.values(), key=max)
     wrong = tuple(r for r, pair in grown.items() if max(pair) > allowance)
-    blocks = len(deep.model.units) - len(shallow.model.units) if deep.model and shallow.model else 0
+    blocks = len(deep.model.units) - len(shallow.model.units)
     return Judgement(
-        claim=verdict(not wrong),
+        claim=verdict(all(inside <= allowance + kept_weights and rest <= allowance for inside, rest in grown.values())),
         paper=verdict(not wrong),
-        expected=f"<= one bucket ({nbytes_text(allowance)}) more for {blocks} more units",
+        expected=f"<= one bucket ({nbytes_text(allowance)}) more for {blocks} more units"
+        + (f", and {nbytes_text(kept_weights)} of weights that are kept, as claimed" if kept_weights else ""),
         actual=f"{signed(worst[0])} inside backward, {signed(worst[1])} unclaimed at rest, on {ranks_text(wrong, view.n)}",
         ranks=wrong,
         metrics=(("transient_bytes", float(worst[0])), ("unclaimed_bytes", float(worst[1]))),

@@ -8,7 +8,7 @@ from fractions import Fraction
 from itertools import zip_longest
 
 from zerobench import gloo
-from zerobench.analytic import evaluate_volume, volume
+from zerobench.analytic import evaluate_volume, sent_numel, volume
 from zerobench.checks.check import (
     SUBJECT_PHASES,
     Check,
@@ -49,6 +49,17 @@ def claimed_volume(view: View, a: int) -> Fraction:
     claims = view.claims
     if claims.volume is not None:
         return evaluate_volume(claims.volume, a)
+    if claims.shard_size is not None and view.n > 1:
+        each = sent_numel(
+            claims.stage,
+            1,
+            view.n,
+            a,
+            gathered=claims.gathered,
+            reduce_each=claims.reduce_each,
+            shard_size=claims.shard_size,
+        )
+        return sum(each.values(), Fraction(0)) / Fraction(view.n - 1, view.n)
     return volume(claims.stage, a, gathered=claims.gathered, reduce_each=claims.reduce_each)
 
 
