@@ -89,15 +89,23 @@ def _resembles(view: View, mean: Fraction) -> list[str]:
 
 
 def unclaimed(view: View) -> Judgement:
-    """Live bytes that no claim covers, at BACKWARD and STEPPED of every step from the second on."""
+    """Live bytes that no claim covers, at BACKWARD and STEPPED of every step from the second on.
+
+    Stages 0 and 1 may keep the gradient's buffer from step to step without showing it between steps (DDP's buckets, after
+    zero_grad): at STEPPED what the claim lacks of a whole gradient is theirs.
+    """
     bucket = view.bucket_numel()
-    width = max(itemsize(view.recipe.gradient), itemsize(view.recipe.reduce or view.recipe.gradient))
-    allowed = 2 * bucket * width
+    g = itemsize(view.recipe.gradient)
+    allowed = 2 * bucket * max(g, itemsize(view.recipe.reduce or view.recipe.gradient))
+    whole = 0 if view.stage.shards(Category.GRADIENT) else g * (view.psi + view.claims.padding_numel)
     worst, where, rank, pieces = -1, "", 0, ()
     for sample in view.samples:
         for h in sample.holdings:
-            if h.step >= 1 and h.moment in (Moment.BACKWARD, Moment.STEPPED) and h.unclaimed > worst:
-                worst, where, rank = h.unclaimed, f"{h.moment.name} of step {h.step}", sample.rank
+            if h.step < 1 or h.moment not in (Moment.BACKWARD, Moment.STEPPED):
+                continue
+            hidden = max(0, whole - h.claimed.get("gradient", 0)) if h.moment is Moment.STEPPED else 0
+            if (left := max(0, h.unclaimed - hidden)) > worst:
+                worst, where, rank = left, f"{h.moment.name} of step {h.step}", sample.rank
         labelled = [h for h in sample.holdings if h.moment is Moment.BACKWARD and h.step == view.last_step]
         if sample.rank == rank and labelled:
             pieces = labelled[-1].pieces
@@ -253,32 +261,35 @@ def frozen(view: View) -> Judgement:
 
 
 def closure(view: View) -> Judgement:
-    """What malloc has handed out, against the ledger, at every moment of a model of 2M parameters."""
-    worst, where, rank = 0, "", 0
+    """What malloc has handed out, against the ledger, on a model of 2M parameters.
+
+    A backend's threads keep a collective's buffers for a moment after it is over, so single readings may be high. What
+    the ledger does not know is there at every moment: the smallest gap of a rank's readings from step 1 on is judged.
+    """
+    gaps: dict[int, list[tuple[int, int]]] = {}
     for sample in view.samples:
         for h in sample.holdings:
             if h.allocator is None:
                 raise NotApplicable("this C library does not count what it hands out")
-            gap = abs(h.allocator - h.live)
-            if gap > max(CLOSURE_NBYTES, h.live // 50) and gap > worst:
-                worst, where, rank = (
-                    gap,
-                    f"{h.moment.name} of step {h.step}: malloc {h.allocator}, ledger {h.live}",
-                    sample.rank,
-                )
-    if worst:
-        raise Unreliable(
-            f"the C allocator has {nbytes_text(worst)} that the ledger does not know, on rank {rank} at {where}"
-        )
-    gaps = [abs((h.allocator or 0) - h.live) for s in view.samples for h in s.holdings]
+            if h.step >= 1:
+                gaps.setdefault(sample.rank, []).append((abs(h.allocator - h.live), h.live))
     if not gaps:
         raise NotApplicable("memory was not watched")
+    least = {rank: min(found) for rank, found in gaps.items()}
+    wrong = [rank for rank, (gap, live) in least.items() if gap > max(CLOSURE_NBYTES, live // 50)]
+    rank = max(least, key=lambda r: least[r][0])
+    gap, live = least[rank]
+    if wrong:
+        raise Unreliable(
+            f"the C allocator has {nbytes_text(gap)} that the ledger does not know, at every moment on "
+            f"{ranks_text(wrong, view.n)} (the ledger knows {nbytes_text(live)})"
+        )
     return Judgement(
         verdict(True),
         verdict(True),
         f"within 2 % or {nbytes_text(CLOSURE_NBYTES)}",
-        f"{nbytes_text(max(gaps))} unexplained at worst",
-        metrics=(("bytes", float(max(gaps))),),
+        f"{nbytes_text(gap)} unexplained at worst, of {nbytes_text(live)}",
+        metrics=(("bytes", float(gap)),),
     )
 
 
@@ -375,7 +386,7 @@ CHECKS = (
         Level.MUST,
         "within",
         "an independent count of the C allocator agrees with the ledger at each moment",
-        "|malloc - ledger| <= max(2 %, 1 MiB), on a model of 2M parameters",
+        "least |malloc - ledger| of a rank's moments <= max(2 %, 1 MiB), on a model of 2M parameters",
         ("wire",),
         closure,
     ),
