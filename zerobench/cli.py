@@ -44,6 +44,9 @@ def parser() -> argparse.ArgumentParser:
     run.add_argument(
         "--resume", metavar="RESULT", help="go on with a results file: runs that it has are not done again"
     )
+    run.add_argument(
+        "--launches", type=_launches, default=1, metavar="K", help="launch each timed run K times (default 1)"
+    )
     run.add_argument("--dry-run", action="store_true", help="print the cases and runs, and do nothing")
     _shared(run)
 
@@ -70,6 +73,41 @@ def parser() -> argparse.ArgumentParser:
     report.add_argument("--strict", action="store_true", help="SHOULD counts as MUST")
     report.add_argument("--json", metavar="FILE", help="write a line a finding")
 
+    matrix = _command(commands, "matrix", "the conformance matrix of stored results, implementation by check")
+    matrix.add_argument("result", nargs="+", help="results files (.jsonl); of one case and check the last counts")
+    matrix.add_argument("-o", "--output", metavar="FILE.md", help="write Markdown there instead of printing it")
+    matrix.add_argument("--html", metavar="FILE", help="write a page with every finding")
+
+    accept = _command(commands, "accept", "make a result the baseline that later ones are compared with")
+    accept.add_argument("result", help="a results file (.jsonl)")
+    accept.add_argument("--baselines", default="baselines", metavar="DIR", help="where to write (default baselines/)")
+    accept.add_argument("--bytes", action="store_true", help="exact numbers only: no step times")
+    accept.add_argument("--drop", action="store_true", help="cases that the result lacks leave the baseline")
+
+    compare = _command(commands, "compare", "compare a result with a baseline; needs no torch")
+    compare.add_argument("result", help="a results file (.jsonl)")
+    compare.add_argument("baseline", nargs="?", default="baselines", help="a folder or a file (default baselines/)")
+    compare.add_argument("-k", "--select", metavar="ID", help="only findings whose id has this part")
+    compare.add_argument("--bytes", action="store_true", help="exact numbers only: no step times")
+    compare.add_argument("--json", metavar="FILE", help="write a line a finding")
+
+    ab = _command(commands, "ab", "compare the step times of two implementations, launched in turns")
+    ab.add_argument("--base", required=True, metavar="IMPL", help="an entry point, module:Class or path.py:Class")
+    ab.add_argument("--head", required=True, metavar="IMPL", help="what is compared with it; may be the same")
+    ab.add_argument("--base-python", metavar="PATH", help="the interpreter of another environment for base")
+    ab.add_argument("--head-python", metavar="PATH", help="and for head")
+    ab.add_argument("--model", type=_words, default=("mlp-8m", "gpt-8m"), metavar="M,...", help="default mlp-8m,gpt-8m")
+    ab.add_argument("--world-size", type=_sizes, default=(2,), metavar="N,...", help="default 2")
+    ab.add_argument("--precision", type=_words, default=("fp32",), metavar="P,...", help="default fp32")
+    ab.add_argument("--optimizer-free", action="store_true", help="plain SGD instead of AdamW: next to no optimizer")
+    ab.add_argument(
+        "--rounds", type=_rounds, default=14, metavar="K", help="pairs a cell before confirmation: 5 to 14 (default 14)"
+    )
+    _shared(ab)
+
+    serve = _command(commands, "serve", "launch what standard input orders; `ab` uses it for another environment")
+    serve.add_argument("suite", help="what the records say they belong to")
+
     listing = _command(commands, "list", "what there is")
     listing.add_argument("what", choices=("suites", "implementations", "models", "checks", "mutants"))
 
@@ -86,9 +124,13 @@ def parser() -> argparse.ArgumentParser:
     )
     predict.add_argument("--json", metavar="FILE", help="write a line a stage")
 
+    doctor = _command(commands, "doctor", "say what this machine can measure and what it cannot, and why")
+    doctor.add_argument("--require", choices=("gpu",), help="one line and exit code 3 where there is none")
+
     _command(commands, "schema", "print the JSON Schema of suites, for editors")
     _command(commands, "spec", "print the specification: every check with its requirement, formula and mutants")
     selftest = _command(commands, "selftest", "run every mutant and say which checks kill it; no correct one may fail")
+    selftest.add_argument("-k", "--select", action="append", metavar="NAME", help="only trials with this in their name")
     selftest.add_argument("--quick", action="store_true", help="the correct implementations at n = 2 in bf16 only")
     return top
 
@@ -102,9 +144,27 @@ def _shared(command: argparse.ArgumentParser) -> None:
         "--results", default="results", metavar="DIR", help="where results are written (default results/)"
     )
     command.add_argument("--json", metavar="FILE", help="write a line a finding")
+    command.add_argument(
+        "--device",
+        choices=("auto", "cpu", "cuda", "shared-gpu"),
+        default="auto",
+        help="auto: what the suite says; for conform, CUDA if each rank can have a GPU. shared-gpu: ranks may share one",
+    )
     command.add_argument("--deadline", type=float, metavar="S", help="seconds that one run may take (default 60)")
     command.add_argument("--strict", action="store_true", help="SHOULD counts as MUST")
     command.add_argument("-q", "--quiet", action="store_true", help="no progress")
+
+
+def _launches(text: str) -> int:
+    if not text.isdecimal() or not 1 <= int(text[:6]) <= 1000:
+        raise argparse.ArgumentTypeError(f"from 1 to 1000, not {text!r}")
+    return int(text)
+
+
+def _rounds(text: str) -> int:
+    if not text.isdecimal() or not 5 <= int(text[:6]) <= 14:
+        raise argparse.ArgumentTypeError(f"from 5 to 14, not {text!r}")
+    return int(text)
 
 
 def _sizes(text: str) -> tuple[int, ...]:

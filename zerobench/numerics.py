@@ -53,30 +53,34 @@ class Exact:
     """The dyadic model: gradients and weights equal the oracle's bit for bit, at every step.
 
     Without full_gradients the first gradient is read from the first SGD step: w0 - w1 = lr g, exactly.
+    quiet_until: nothing is read of the engine before this step, since a reading waits for all that is under way.
     """
 
-    def __init__(self, oracle: Oracle, claims: Claims, spec: OptimizerSpec) -> None:
+    def __init__(self, oracle: Oracle, claims: Claims, spec: OptimizerSpec, *, quiet_until: int | None = None) -> None:
         self.oracle, self.lr, self.reads = oracle, spec.lr, "full_gradients" in claims.supports
+        self.quiet_until = quiet_until
         self.comparisons: list[Comparison] = []
         self._right: Gradients | None = None
         buffers = oracle.module.named_buffers()
-        self._whole = {n: b.detach().cpu().clone() for n, b in buffers if not b.is_floating_point()}
+        self._buffers = [(n, b.detach().cpu().clone()) for n, b in buffers]
 
     def built(self, engine: Any) -> None:
         """Weights right after build (or load) are the oracle's: what moves later is judged from here."""
+        if self.quiet_until is not None:
+            return
         self._built = copied(engine.full_parameters())
         self._origin = {n: p.detach().cpu().clone() for n, p in self.oracle.masters.items()}
         self.comparisons += against(-1, "built", self._built, self._origin)
 
     def counted(self, step: int, module: nn.Module, forwards: int) -> None:
         """Buffers of the exact models: `seen` counts forwards, and whole numbers stay what they were. One that is cast,
-        reset or run twice is off."""
-        for name, buffer in module.named_buffers():
+        reset or run twice is off. Told apart by their order, since a module that was wrapped names them otherwise."""
+        for (name, whole), buffer in zip(self._buffers, module.buffers(), strict=True):
             held = buffer.detach().cpu()
             if name.rpartition(".")[2] == "seen":
                 self.comparisons.append(compare(step, "buffer", name, held, torch.full(held.shape, float(forwards))))
             elif not held.is_floating_point():
-                self.comparisons.append(compare(step, "buffer", name, held, self._whole[name]))
+                self.comparisons.append(compare(step, "buffer", name, held, whole))
 
     def adopt(self, engine: Any) -> None:
         """Train on from the engine's own state, which was loaded: whether that is right is judged by its bits."""
@@ -87,13 +91,20 @@ class Exact:
     def after_backward(self, engine: Any, step: int, batches: Sequence[Batch]) -> None:
         self._right = self.oracle.gradients(batches)
         self._start = {n: p.detach().clone() for n, p in self.oracle.masters.items()}
-        if self.reads:
+        if self.reads and self.quiet_until is None:
             actual = copied(engine.full_gradients())
             frozen = set(self.oracle.masters) - set(self.oracle.trainable)
             actual = {n: g for n, g in actual.items() if n not in frozen}
             self.comparisons += against(step, "gradient", actual, self._right.mean)
 
     def after_step(self, engine: Any, step: int, *, skipped: bool = False) -> None:
+        if self.quiet_until is not None:
+            assert self._right is not None
+            self.oracle.step(self._right.mean)
+            if step == self.quiet_until:
+                right = {n: p.detach().cpu() for n, p in self.oracle.masters.items()}
+                self.comparisons += against(step, "parameter", copied(engine.full_parameters()), right)
+            return
         actual = copied(engine.full_parameters())
         if skipped:
             right = {n: p.detach().cpu() for n, p in self.oracle.masters.items()}

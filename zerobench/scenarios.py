@@ -26,11 +26,13 @@ class Scenario:
     """One way to drive an engine. What is None is the case's own.
 
     watch: which probes and comparisons take part: "memory", "time", "wire", "work", "bits" (digests of whole parameters
-    after every step), and of these one: "oracle", "states", "trajectory", "clipping".
+    after every step), "resident" (what the system sees), and of these one: "oracle", "states", "trajectory", "clipping".
+    timed: bare steps whose seconds are taken, where "time" is watched.
     bucket: elements, "unit" for the largest unit, or a divisor of Psi as "Psi/8"; None leaves it to the implementation.
+    gpu_model: the model on a GPU, where `model` would be too small to see.
     features: what an implementation must support to be asked for it.
     grouped: every other parameter in a group of half the learning rate, and an empty group.
-    poison: the loss of the last rank is multiplied by this at the second step ("inf" or "nan").
+    poison: the loss of the last rank is multiplied by this ("inf" or "nan") at step `poisoned`.
     apart: ranks start from different weights. delayed: ranks enter collectives late, in turns, and freed memory is
     overwritten. evaluated: a forward without gradients after every step.
     checkpoint: "save" after RESUME_AT steps, or "load" what the run of the scenario `loads` saved, at `world` times its n.
@@ -41,9 +43,11 @@ class Scenario:
     watch: frozenset[str]
     optimizer: OptimizerSpec = ADAMW
     model: str | None = None
+    gpu_model: str | None = None
     micro_batches: int | None = None
     warmup: int | None = None
     measured: int | None = None
+    timed: int = 7
     bucket: str | None = "Psi/8"
     features: frozenset[str] = frozenset()
     grouped: bool = False
@@ -51,6 +55,7 @@ class Scenario:
     loss_scale: float | str | None = None
     initial_scale: float = 65536.0
     poison: str | None = None
+    poisoned: int = 1
     apart: bool = False
     delayed: bool = False
     evaluated: bool = False
@@ -104,6 +109,18 @@ def _memory() -> list[Scenario]:
             measured=2,
         ),
     ]
+    for name, (model, gpu_model) in SIZES.items():
+        rows.append(
+            Scenario(
+                name,
+                "The same layers, more of them: what every instrument sees must grow as the ledger does.",
+                watch | {"resident"},
+                model=model,
+                gpu_model=gpu_model,
+                warmup=1,
+                measured=1,
+            )
+        )
     for depth in DEPTHS:
         rows.append(
             Scenario(
@@ -117,6 +134,29 @@ def _memory() -> list[Scenario]:
             )
         )
     return rows
+
+
+def _timed() -> list[Scenario]:
+    """Launches that are compared by their seconds: each implementation with the buckets that it chooses itself."""
+    timed = Scenario(
+        "timed",
+        "Time bare steps, more of them than elsewhere, and look at nothing else.",
+        frozenset({"time"}),
+        warmup=1,
+        measured=1,
+        timed=15,
+        bucket=None,
+    )
+    return [
+        timed,
+        replace(
+            timed,
+            name="timed-sgd",
+            about="The same with an optimizer that costs next to nothing.",
+            optimizer=PLAIN_SGD,
+            features=frozenset({"sgd"}),
+        ),
+    ]
 
 
 def _accumulation() -> list[Scenario]:
@@ -216,6 +256,7 @@ def _numerics() -> list[Scenario]:
             SGD,
             loss_scale=256.0,
             poison="inf",
+            poisoned=2,
             features=frozenset({"sgd", "loss_scaling", "overflow_skip"}),
         ),
         repeat,
@@ -226,21 +267,39 @@ def _numerics() -> list[Scenario]:
 
 
 def _checkpoints() -> list[Scenario]:
-    save = _exact(
-        "save", "Train, save after two steps, train on.", "checkpoint", "full_optimizer_state", checkpoint="save"
+    save = Scenario(
+        "save",
+        "Train with Adam, save after two steps, train on.",
+        frozenset({"bits"}),
+        warmup=0,
+        measured=4,
+        features=frozenset({"checkpoint", "full_optimizer_state"}),
+        checkpoint="save",
     )
-    save = replace(save, measured=4, watch=save.watch | {"bits"})
-    load = replace(
-        save, name="resume", about="Load what was saved, and train on.", checkpoint="load", loads="save", measured=2
+    exact = replace(
+        save,
+        name="save-exact",
+        about="Train on the exact model, save after two steps.",
+        watch=frozenset({"bits", "oracle"}),
+        optimizer=SGD,
+        model="dyadic",
+        features=save.features | {"sgd", "reshard"},
     )
-    reshard = replace(load, features=load.features | {"reshard"})
+    load = replace(exact, checkpoint="load", loads="save-exact", measured=2)
     return [
         save,
-        load,
-        replace(reshard, name="reshard-half", about="Load at half as many ranks.", world=0.5),
-        replace(reshard, name="reshard-double", about="Load at twice as many ranks.", world=2.0),
+        replace(save, name="resume", about="Load and train on.", checkpoint="load", loads="save", measured=2),
+        exact,
+        replace(load, name="reshard-half", about="Load at half as many ranks, and train on.", world=0.5),
+        replace(load, name="reshard-double", about="Load at twice as many ranks, and train on.", world=2.0),
     ]
 
 
 DEPTHS = (4, 32)
-SCENARIOS = {s.name: s for s in (*_memory(), *_accumulation(), *_numerics(), *_checkpoints())}
+SIZES = {
+    "size-1": ("mlp-2m", "mlp-134m"),
+    "size-2": ("mlp-4m", "mlp-268m"),
+    "size-3": ("mlp-8m", "mlp-537m"),
+}
+"""By scenario: the model on a CPU and on a GPU, where whole segments of the allocator (20 MiB) must be small beside it."""
+SCENARIOS = {s.name: s for s in (*_memory(), *_timed(), *_accumulation(), *_numerics(), *_checkpoints())}

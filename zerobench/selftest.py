@@ -15,7 +15,8 @@ from zerobench.checks.catalogue import ALWAYS, CHECKS
 from zerobench.finding import Finding, Level, Status
 from zerobench.judge import judge, plan
 from zerobench.launch.local import LaunchError, Local
-from zerobench.mutants.names import MUTANTS, Mutant
+from zerobench.mutants.mutant import Mutant
+from zerobench.mutants.names import MUTANTS
 from zerobench.record import Record
 from zerobench.report.progress import Progress
 from zerobench.report.terminal import finding_lines
@@ -36,6 +37,10 @@ class Trial:
     mutant: Mutant | None = None
 
     @property
+    def name(self) -> str:
+        return self.mutant.name if self.mutant else self.cases[0].implementation
+
+    @property
     def deadline_s(self) -> float:
         return HANG_DEADLINE_S if self.mutant and "hangs" in self.mutant.name else DEADLINE_S
 
@@ -45,11 +50,11 @@ def trials(quick: bool) -> list[Trial]:
     out = []
     for mutant in MUTANTS.values():
         sizes = (1, 2, 3) if any(CHECKS[k].over == "family" for k in mutant.killers) else (mutant.world_size,)
-        a = 2 if mutant.name == "drops-early-micro-batches" else 1
         cases = tuple(
-            Case(mutant.name, mutant.reference, "gpt-tiny", n, mutant.precision, micro_batches=a) for n in sizes
+            Case(mutant.name, mutant.reference, "gpt-tiny", n, mutant.precision, micro_batches=mutant.micro_batches)
+            for n in sizes
         )
-        out.append(Trial(cases, mutant.killers, mutant))
+        out.append(Trial(cases, (*mutant.killers, *mutant.through), mutant))
     for name in CORRECT:
         grid = (((2,), ("bf16",)),) if quick else (((1, 2, 3, 4), ("fp32", "bf16", "fp16")),)
         for sizes, precisions in grid:
@@ -61,7 +66,13 @@ def trials(quick: bool) -> list[Trial]:
 def selftest(arguments: Namespace) -> int:
     """Run all trials, print the kill matrix, return 0 where nothing is wrong with zerobench, else 1."""
     quick = arguments.quick
-    todo = trials(quick)
+    todo = [t for t in trials(quick) if any(word in t.name for word in arguments.select or [""])]
+    if not todo:
+        print(
+            f"zerobench: no trial named {', '.join(arguments.select)}; zerobench list mutants names them",
+            file=sys.stderr,
+        )
+        return 5
     records: dict[str, Record] = {}
     runs = {id: (run, t.deadline_s) for t in todo for id, run in plan(t.cases, t.checks).items()}
     progress = Progress(len(runs), sys.stderr)
@@ -110,7 +121,10 @@ def report(todo: Sequence[Trial], records: Mapping[str, Record], quick: bool) ->
         if quick
         else "nothing of this catalogue was left out"
     )
-    print(f"{len(MUTANTS)} mutants, {len(CORRECT)} correct implementations, {wrong} defects of zerobench ({left_out})")
+    mutants = sum(t.mutant is not None for t in todo)
+    print(
+        f"{mutants} mutants, {len(todo) - mutants} correct implementations, {wrong} defects of zerobench ({left_out})"
+    )
     return 1 if wrong else 0
 
 

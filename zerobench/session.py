@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any
 
@@ -17,14 +18,16 @@ from zerobench.implementations.registry import BadPlugin, check_engine
 from zerobench.models import Model
 from zerobench.numerics import AdamStates, Clipping, Exact, Trajectory, Watcher
 from zerobench.oracle import Batch, Oracle
-from zerobench.probes import wire
+from zerobench.probes import counters, wire
 from zerobench.probes.bare import bare_boundaries
 from zerobench.probes.clock import time_steps
 from zerobench.probes.fingerprint import Fingerprints
 from zerobench.probes.ledger import Ledger
+from zerobench.probes.resident import Residence
 from zerobench.probes.traffic import Tap
 from zerobench.probes.work import UpdatedElements
 from zerobench.rank import RankContext
+from zerobench.readings import Links
 from zerobench.record import Boundary, Digest, Holding, ModelFacts, Report, Sample, Wire
 from zerobench.scenarios import RESUME_AT, Scenario
 from zerobench.terms import MODEL_STATES, Category, Moment
@@ -33,7 +36,6 @@ FINGERPRINTED_NUMEL = 4_000_000
 """Models up to this many parameters have their bytes recognised by content, which needs every state gathered once."""
 
 
-POISONED_STEP = 1
 EVALUATION_STEP = 1_000
 """A step whose data no run trains on."""
 
@@ -50,7 +52,9 @@ class Session:
         model: Model,
         facts: ModelFacts,
         claims: Claims,
+        residence: Residence,
     ) -> None:
+        self.device, self.residence = residence.device, residence
         self.run, self.scenario, self.context, self.tap = run, scenario, context, tap
         self.implementation, self.job, self.model, self.facts, self.claims = implementation, job, model, facts, claims
         self.recipe = claims.recipe or Recipe.of(run.case.precision)
@@ -68,6 +72,8 @@ class Session:
         self._updated: int | None = None
         self._wire_before: Any = None
         self._wire: Wire | None = None
+        self._counters_before: counters.Counts | None = None
+        self._links: Links | None = None
 
     # -- the run, in order ---------------------------------------------------------------------------------------------
 
@@ -77,7 +83,7 @@ class Session:
         if "memory" in self.scenario.watch:
             batch = self.model.batch(0, self.context.rank, 0)
             self._bare_ahead, self._bare = bare_boundaries(self.model, batch, self.job.dtype, self.claims.compute)
-            self.ledger = self._watching.enter_context(Ledger())
+            self.ledger = self._watching.enter_context(Ledger(self.device.in_use, self.device.kind))
             self.ledger.baseline()
             self.ledger.adopt([*self.job.module.parameters(), *self.job.module.buffers()])
         if self.scenario.apart and self.context.rank:
@@ -102,7 +108,8 @@ class Session:
         """One optimizer step under the probes."""
         if step == self.run.case.warmup and "wire" in self.scenario.watch:
             self._wire_before = wire.read(self.context.control_ports)
-        poisoned = self.scenario.poison is not None and step == POISONED_STEP
+            self._counters_before = self._counters()
+        poisoned = self.scenario.poison is not None and step == self.scenario.poisoned
         losses = self._micro_batches(step, poisoned=poisoned)
         self._hold(step, Moment.BACKWARD)
         with self._reading():
@@ -147,6 +154,9 @@ class Session:
             self._wire = (
                 wire.difference(self._wire_before, after, self.run.case.measured) if after is not None else None
             )
+        if step == self.last and self._counters_before is not None and (now := self._counters()) is not None:
+            settings = {k: v for k, v in os.environ.items() if k.startswith("NCCL_")}
+            self._links = counters.difference(self._counters_before, now, self.run.case.measured, settings)
 
     def stop_watching(self) -> None:
         """Leave the ledger: what follows runs bare."""
@@ -166,7 +176,7 @@ class Session:
             self.engine.step()
 
         one()
-        self._times = time_steps(one, steps=steps, barrier=dist.barrier, synchronize=lambda: None)
+        self._times = time_steps(one, steps=steps, barrier=dist.barrier, seconds=self.device.seconds)
 
     def close(self) -> None:
         self._at(self.last + 1, "close")
@@ -187,6 +197,10 @@ class Session:
             reports=tuple(self._reports),
             updated_numel=self._updated,
             changed=self.changed,
+            place=self.context.place,
+            residents=tuple(self.residence.residents),
+            device_peaks=tuple(self.residence.peaks),
+            links=self._links,
             run_s=run_s,
         )
 
@@ -269,7 +283,25 @@ class Session:
         self.context.note(f"{phase} of step {step}" if step >= 0 else phase)
 
     def _phase(self, step: int, name: str) -> AbstractContextManager[Any]:
-        return self.ledger.phase(step, name) if self.ledger else nullcontext()
+        if self.ledger is None:
+            return nullcontext()
+        stack = ExitStack()
+        if self._resides:
+            stack.enter_context(self.residence.phase(step, name))
+        stack.enter_context(self.ledger.phase(step, name))
+        return stack
+
+    @property
+    def _resides(self) -> bool:
+        return "resident" in self.scenario.watch
+
+    def _counters(self) -> counters.Counts | None:
+        """The GPU's link counters once it is idle; None on a CPU."""
+        tenancy = self.residence.eye.tenancy
+        if tenancy is None:
+            return None
+        self.device.synchronize()
+        return counters.read(tenancy)
 
     def _reading(self) -> ExitStack:
         """While the suite reads: its collectives and its tensors are not the subject's."""
@@ -290,11 +322,14 @@ class Session:
             labelled = self.ledger.holding(step, moment, claims, fingerprints=fingerprints)
             holding = _with_labels(holding, labelled)
         self._holdings.append(holding)
+        if self._resides and step == self.last:
+            self.residence.read(step, moment)
 
     @property
     def _recognises(self) -> bool:
         known = {"full_gradients", "full_optimizer_state"} <= self.claims.supports
-        return known and self.facts.psi <= FINGERPRINTED_NUMEL
+        # Not where the system's view is taken: the fingerprints themselves weigh more than the model.
+        return known and not self._resides and self.facts.psi <= FINGERPRINTED_NUMEL
 
     def _fingerprints(self) -> Fingerprints:
         weights = list(self.engine.full_parameters().values())
@@ -310,7 +345,7 @@ class Session:
 
     def _digest(self, step: int) -> None:
         """What the claimed stage keeps whole on every rank has the same bits on every rank."""
-        if self.claims.shard_size is not None:
+        if self.claims.shard_size is not None or self._resides:  # gigabytes on a GPU, and another run has them
             return
         states = self.engine.model_states()
         for category in MODEL_STATES:
@@ -337,7 +372,8 @@ class Session:
         if "clipping" in watch:
             return Clipping(self.scenario.clip_norm or 0.0, spec, self.recipe)
         if "oracle" in watch:
-            return Exact(self._oracle(), self.claims, spec)
+            quiet_until = self.last if self.scenario.delayed else None
+            return Exact(self._oracle(), self.claims, spec, quiet_until=quiet_until)
         if "trajectory" in watch:
             return Trajectory(
                 self._oracle(),

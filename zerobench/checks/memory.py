@@ -270,7 +270,7 @@ def closure(view: View) -> Judgement:
     for sample in view.samples:
         for h in sample.holdings:
             if h.allocator is None:
-                raise NotApplicable("this C library does not count what it hands out")
+                raise NotApplicable("this machine's allocator does not count what it hands out")
             if h.step >= 1:
                 gaps.setdefault(sample.rank, []).append((abs(h.allocator - h.live), h.live))
     if not gaps:
@@ -385,7 +385,7 @@ CHECKS = (
         "memory.closure",
         Level.MUST,
         "within",
-        "an independent count of the C allocator agrees with the ledger at each moment",
+        "an independent count of the device's allocator agrees with the ledger at each moment",
         "least |malloc - ledger| of a rank's moments <= max(2 %, 1 MiB), on a model of 2M parameters",
         ("wire",),
         closure,

@@ -23,7 +23,7 @@ def resume(view: View) -> Judgement:
 
 def reshard(view: View) -> Judgement:
     """Right after loading at another n, the bits that were saved; then the oracle's, from there."""
-    saved = view.records["save"]
+    saved = view.records["save-exact"]
     for name in ("reshard-half", "reshard-double"):
         word = _compare(saved, view.records[name], after=False)
         if word.claim is not verdict(True):
@@ -99,7 +99,7 @@ CHECKS = (
         "==",
         "a checkpoint loads at n/2 and at 2n",
         "all state bitwise; then steps bitwise the oracle's, from there",
-        ("save", "reshard-half", "reshard-double"),
+        ("save-exact", "reshard-half", "reshard-double"),
         reshard,
     ),
     Check(

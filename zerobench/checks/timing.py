@@ -16,6 +16,8 @@ def slowest(times: list[tuple[float, ...]]) -> list[float]:
 def step_time(view: View) -> Judgement:
     """Median of bare steps, its interval, the spread between ranks, tokens a second."""
     times = [s.times_s for s in view.samples]
+    if any(s.place.shared for s in view.samples):
+        raise NotApplicable("ranks share a GPU: how long they take says nothing")
     if not all(times):
         raise NotApplicable("steps were not timed")
     steps = slowest(times)

@@ -22,6 +22,7 @@ from zerobench.checks.check import (
     ranks_text,
     verdict,
 )
+from zerobench.checks.devices import nvlink_closure
 from zerobench.finding import Level
 from zerobench.record import Call, Record
 from zerobench.terms import Category, Collective
@@ -194,6 +195,8 @@ def closure(view: View) -> Judgement:
         raise NotApplicable("nothing is sent at n = 1")
     if view.psi < CLOSURE_PSI:
         raise NotApplicable(f"judged from Psi = {CLOSURE_PSI} on; this model has {view.psi}")
+    if any(s.place.backend == "nccl" for s in view.samples):
+        return nvlink_closure(view)
     lines, worst, wrong = [], Fraction(0), []
     for sample in view.samples:
         if sample.wire is None:
@@ -308,7 +311,7 @@ CHECKS = (
         Level.MUST,
         "within",
         "the wire agrees with the log",
-        "|received - cost model of the log| <= max(0.5 %, headers), from Psi = 2M on",
+        "|wire - cost model of the log| <= max(0.5 %, headers), from Psi = 2M on; NCCL: NVLink, canonical settings",
         ("wire",),
         closure,
     ),
