@@ -49,7 +49,7 @@ class Case:
             saved_at=self.world_size if wanted.loads else None,
             case=replace(
                 self,
-                model=wanted.model or self.model,
+                model=(wanted.gpu_model if self.device != "cpu" else None) or wanted.model or self.model,
                 micro_batches=wanted.micro_batches or self.micro_batches,
                 measured=wanted.measured or self.measured,
                 warmup=self.warmup if wanted.warmup is None else wanted.warmup,

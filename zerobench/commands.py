@@ -40,13 +40,14 @@ def run(arguments: Namespace) -> int:
             plans.append(
                 Plan(
                     suite=suite.suite,
-                    cases=tuple(_located(case) for case in cases),
+                    cases=tuple(_located(case, arguments.device) for case in cases),
                     checks=suite.checks,
                     judge=suite.judge,
                     excuses=tuple(x.to_json() for x in suite.xfail),
                     digest=suite.digest,
                     deadline_s=arguments.deadline or suite.deadline_s or DEADLINE_S,
                     select=arguments.select,
+                    launches=arguments.launches,
                 )
             )
     if not plans:
@@ -110,6 +111,7 @@ def conform(arguments: Namespace) -> int:
 
 
 def _conform_plan(arguments: Namespace) -> object:
+    from zerobench.accelerators import automatic
     from zerobench.case import Case
     from zerobench.checks.catalogue import CHECKS
     from zerobench.runner import Plan
@@ -122,6 +124,7 @@ def _conform_plan(arguments: Namespace) -> object:
             raise ValueError(f"--option {item!r}: write it as K=V")
         options[key] = _value(value)
     excuses = load_xfails(arguments.xfails) if arguments.xfails else ()
+    device = automatic(arguments.world_size) if arguments.device == "auto" else arguments.device
     cases = tuple(
         _located(
             Case(
@@ -131,7 +134,8 @@ def _conform_plan(arguments: Namespace) -> object:
                 n,
                 precision,
                 options=options,
-            )
+            ),
+            device,
         )
         for model in arguments.model
         for precision in arguments.precision
@@ -150,6 +154,7 @@ def _conform_plan(arguments: Namespace) -> object:
 
 def report(arguments: Namespace) -> int:
     from zerobench.case import Case
+    from zerobench.commands_ab import rejudged
     from zerobench.judge import judge
     from zerobench.report.terminal import verdict_lines
     from zerobench.report.text import colourful
@@ -161,6 +166,12 @@ def report(arguments: Namespace) -> int:
         return fail(str(error))
     for problem in results.problems:
         print(f"note: {problem}", file=sys.stderr)
+    try:
+        verdict = rejudged(results)
+    except StoreError as error:
+        return fail(str(error))
+    if verdict is not None:
+        return _finish(verdict, arguments.json)
     about = results.provenance
     cases = [Case.from_json(dict(case)) for case in about.cases]
     verdict = judge(
@@ -174,6 +185,67 @@ def report(arguments: Namespace) -> int:
     )
     print("\n".join(verdict_lines(verdict, cases, results.records, colourful(sys.stdout))))
     return _finish(verdict, arguments.json)
+
+
+def matrix(arguments: Namespace) -> int:
+    from zerobench.report.matrix import matrix_of
+    from zerobench.report.matrix_html import html_page
+    from zerobench.report.matrix_markdown import markdown_lines
+    from zerobench.store import StoreError
+
+    try:
+        found = matrix_of(Path(result) for result in arguments.result)
+    except StoreError as error:
+        return fail(str(error))
+    try:
+        if arguments.html:
+            Path(arguments.html).write_text(html_page(found), encoding="utf-8")
+        if arguments.output:
+            _write_json(arguments.output, markdown_lines(found))
+    except OSError as error:
+        return fail(f"{error.filename}: {error.strerror}", 3)
+    if not arguments.output and not arguments.html:
+        print("\n".join(markdown_lines(found)))
+    return 0
+
+
+def accept(arguments: Namespace) -> int:
+    from zerobench.commands_baseline import Refused, accepted
+
+    try:
+        print("\n".join(accepted(arguments)))
+    except Refused as refusal:
+        return fail(str(refusal), refusal.code)
+    return 0
+
+
+def compare(arguments: Namespace) -> int:
+    from zerobench.commands_baseline import Refused, compared
+
+    try:
+        verdict = compared(arguments)
+    except Refused as refusal:
+        return fail(str(refusal), refusal.code)
+    return _finish(verdict, arguments.json)
+
+
+def ab(arguments: Namespace) -> int:
+    from zerobench import commands_ab
+    from zerobench.runner import Infrastructure
+
+    try:
+        verdict, interrupted = commands_ab.ab(arguments)
+    except ValueError as error:
+        return fail(str(error))
+    except Infrastructure as error:
+        return fail(str(error), 3)
+    return _finish(verdict, arguments.json, interrupted=interrupted)
+
+
+def serve(arguments: Namespace) -> int:
+    from zerobench.commands_ab import served
+
+    return served(arguments)
 
 
 def list_(arguments: Namespace) -> int:
@@ -261,6 +333,16 @@ def predict(arguments: Namespace) -> int:
     return 0
 
 
+def doctor(arguments: Namespace) -> int:
+    from zerobench.doctor import examine, gpu_obstacle
+    from zerobench.report.text import clean, table
+
+    if arguments.require == "gpu" and (obstacle := gpu_obstacle()):
+        return fail(f"a GPU is required, and {obstacle}", 3)
+    print("\n".join(clean(line) for line in table([("what", "here", "why, or which"), *examine()])))
+    return 0
+
+
 def schema(arguments: Namespace) -> int:
     from zerobench.suite import json_schema
 
@@ -291,13 +373,14 @@ def known() -> object:
     return Known(implementations=tuple(e.name for e in names()), models=tuple(SIZES), checks=tuple(CHECKS))
 
 
-def _located(case: object) -> object:
-    """The case with a path of its reference made absolute, since ranks may start elsewhere."""
+def _located(case: object, device: str = "auto") -> object:
+    """The case with a path of its reference made absolute, since ranks may start elsewhere; on `device`, if it says one."""
     from dataclasses import replace
 
     from zerobench.implementations.registry import absolute
 
-    return replace(case, reference=absolute(case.reference))  # type: ignore[type-var, attr-defined]
+    where = case.device if device == "auto" else device  # type: ignore[attr-defined]
+    return replace(case, reference=absolute(case.reference), device=where)  # type: ignore[type-var, attr-defined]
 
 
 def _value(text: str) -> object:
@@ -327,9 +410,15 @@ COMMANDS: dict[str, Callable[[Namespace], int]] = {
     "run": run,
     "conform": conform,
     "report": report,
+    "matrix": matrix,
+    "accept": accept,
+    "compare": compare,
+    "ab": ab,
+    "serve": serve,
     "list": list_,
     "validate": validate,
     "predict": predict,
+    "doctor": doctor,
     "schema": schema,
     "spec": spec,
     "selftest": selftest,

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
+from zerobench import accelerators
 from zerobench.case import Case, Run
 from zerobench.finding import Verdict
 from zerobench.judge import Excuse, judge, plan
@@ -63,6 +64,7 @@ def execute(what: Plan, arguments: Namespace) -> Done:
         checks=what.checks,
         judge=what.judge,
         xfail=what.excuses,
+        **(accelerators.provenance() if any(case.device != "cpu" for case in what.cases) else {}),
     )
     path = results_path(Path(arguments.results), what.suite, about.host, datetime.now(UTC))
     try:

@@ -1,12 +1,12 @@
-"""Medians, intervals and the paired test, in the standard library, deterministic.
+"""Medians, intervals and rank tests, in the standard library, deterministic.
 
 What is independent decides what may be counted. Steps of one launch share clocks, placement and allocator state; 50 of
 them against 50 of another launch give false alarms in most comparisons. So the unit of replication is the *launch*:
 give these functions one number a launch (its median step), and pair launches that ran next to each other in time.
 
-`median_interval` and `sign_test` assume independent launches and nothing about the distribution. The interval of
-`paired_ratio` assumes, in addition, that the log-ratios of the pairs are roughly normal: ratios because noise in time
-is multiplicative (a slower clock scales every step), pairs because what changes slowly then cancels.
+None of these assumes a distribution: on a shared machine a few launches take twice as long as the others, and a mean or
+a Student's t is lost. `paired_ratio` looks at ratios because noise in time is multiplicative (a slower clock scales
+every step), and at pairs because what changes slowly then cancels.
 """
 
 from __future__ import annotations
@@ -16,22 +16,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from fractions import Fraction
-from statistics import fmean, median, stdev
+from functools import cache
+from itertools import accumulate
+from statistics import median
 
-__all__ = [
-    "Change",
-    "Interval",
-    "Ratio",
-    "median",
-    "median_interval",
-    "paired_ratio",
-    "rank_sum",
-    "sign_test",
-    "t_quantile",
-]
-
-MIN_PAIRS = 5
-"""Fewer pairs are never evidence: with 4 even the exact sign test cannot reach 5 % on either side (2 * 0.5**4)."""
+__all__ = ["Change", "Interval", "Ratio", "median", "median_interval", "paired_ratio", "rank_sum"]
 
 
 @dataclass(frozen=True)
@@ -63,20 +52,12 @@ def median_interval(values: Sequence[float], confidence: float = 0.95) -> Interv
     return best
 
 
-def sign_test(differences: Sequence[float]) -> float:
-    """Two-sided exact p that differences have median 0; zeros are dropped, as the test asks. 1.0 where none is left."""
-    signs = [d > 0 for d in differences if d]
-    fewer = min(sum(signs), len(signs) - sum(signs))
-    tail = sum(math.comb(len(signs), i) for i in range(fewer + 1))
-    return min(1.0, float(Fraction(2 * tail, 2 ** len(signs))))
-
-
 def rank_sum(base: Sequence[float], head: Sequence[float]) -> float:
     """One-sided exact p that launches of head are as slow as these by chance; small: head is slower. Not paired.
 
     Wilcoxon's rank sum with mid-ranks for ties: of all ways to call len(head) of the pooled values head, the share
     whose ranks add up to at least what head's do. Exact, because at five launches no approximation holds. Source:
-    Hollander, Wolfe and Chicken, Nonparametric Statistical Methods, section 4.1. Raises ValueError where a side is empty.
+    Hollander, Wolfe and Chicken, Nonparametric Statistical Methods, section 4.1. Raises ValueError for an empty side.
     """
     if not base or not head:
         raise ValueError("a rank sum needs at least one launch on each side")
@@ -92,7 +73,7 @@ def rank_sum(base: Sequence[float], head: Sequence[float]) -> float:
 
 
 class Change(Enum):
-    """What an interval for head / base says against an effect floor."""
+    """How head compares with base, against an effect floor."""
 
     SLOWER = "slower"
     FASTER = "faster"
@@ -102,80 +83,74 @@ class Change(Enum):
 
 @dataclass(frozen=True)
 class Ratio:
-    """head / base over pairs of launches: the geometric mean, Student's interval on log-ratios, the sign test's p."""
+    """head / base over pairs of launches. ratio: the estimate. interval: what the signed ranks leave possible; None
+    where there are too few pairs to leave anything out. slower, faster: one-sided exact p that there is no such change.
+    """
 
     ratio: float
-    interval: Interval
-    p_sign: float
+    interval: Interval | None
+    slower: float
+    faster: float
     pairs: int
 
-    def change(self, floor: float = 0.03) -> Change:
-        """Slower or faster only where the whole interval lies beyond `floor` (0.03 is 3 %); same where all is within.
+    def change(self, floor: float) -> Change:
+        """Slower or faster where the interval leaves 1 out and the estimate lies beyond `floor` (0.03 is 3 %): more
+        than chance, and more than a trifle. Same where the whole interval is within the floor.
 
         The limits are 1 + floor and 1 / (1 + floor), so that swapping base and head swaps the answer.
         """
         if floor < 0:
             raise ValueError(f"an effect floor is at least 0, not {floor}")
         upper, lower = 1 + floor, 1 / (1 + floor)
-        if self.pairs < MIN_PAIRS:
+        if self.interval is None:
             return Change.INCONCLUSIVE
-        if self.interval.low > upper:
-            return Change.SLOWER
-        if self.interval.high < lower:
-            return Change.FASTER
         if lower <= self.interval.low and self.interval.high <= upper:
             return Change.SAME
+        if self.interval.low > 1 and self.ratio > upper:
+            return Change.SLOWER
+        if self.interval.high < 1 and self.ratio < lower:
+            return Change.FASTER
         return Change.INCONCLUSIVE
 
 
-def paired_ratio(base: Sequence[float], head: Sequence[float], confidence: float = 0.95) -> Ratio:
-    """How head compares with base, launch i of one with launch i of the other.
+def paired_ratio(base: Sequence[float], head: Sequence[float], tail: float) -> Ratio:
+    """How head compares with base, launch i of one with launch i of the other: Wilcoxon's signed ranks on log-ratios.
 
-    Raises ValueError for unequal lengths, fewer than two pairs (no spread, so no interval) and times that are not
-    positive.
+    tail: the most probability with which the truth may lie below the interval, and again above it. If nothing but
+    chance tells the two sides of a pair apart, each log-ratio has either sign with equal chance, so the 2**m patterns
+    of signs are equally likely and the p are exact whatever the distribution. The estimate is the median of the
+    m (m+1) / 2 averages of two log-ratios (Hodges and Lehmann), the interval's ends are order statistics of these
+    averages. Source: Hollander, Wolfe and Chicken, Nonparametric Statistical Methods, sections 3.1 to 3.3.
+
+    Raises ValueError for unequal lengths, no pairs, times that are not positive and finite, a tail not in (0, 1/2).
     """
-    _require_confidence(confidence)
-    if len(base) != len(head):
-        raise ValueError(f"launches must come in pairs: {len(base)} of base, {len(head)} of head")
-    if len(base) < 2:
-        raise ValueError(f"an interval needs at least 2 pairs of launches, not {len(base)}")
+    if len(base) != len(head) or not base:
+        raise ValueError(f"pairs of launches, at least one; not {len(base)} and {len(head)}")
     if not all(0 < t < math.inf for t in (*base, *head)):
         raise ValueError("times must be positive and finite")
+    if not 0 < tail < 0.5:
+        raise ValueError(f"a tail lies between 0 and 1/2, not at {tail}")
     logs = [math.log(h / b) for b, h in zip(base, head, strict=True)]
-    centre = fmean(logs)
-    reach = t_quantile(confidence, len(logs) - 1) * stdev(logs) / math.sqrt(len(logs))
-    interval = Interval(math.exp(centre - reach), math.exp(centre + reach), confidence)
-    return Ratio(math.exp(centre), interval, sign_test(logs), len(logs))
+    m = len(logs)
+    averages = sorted((logs[i] + logs[j]) / 2 for i in range(m) for j in range(i, m))
+    at_most = _at_most(m)
+    cut = sum(p <= tail for p in at_most)  # the end is the cut-th average from there
+    interval = None
+    if cut:
+        low, high = averages[cut - 1], averages[-cut]
+        interval = Interval(math.exp(low), math.exp(high), float(1 - 2 * at_most[cut - 1]))
+    not_above, not_below = (sum(1 for a in averages if sign * a <= 0) for sign in (1, -1))
+    return Ratio(math.exp(median(averages)), interval, float(at_most[not_above]), float(at_most[not_below]), m)
 
 
-def t_quantile(confidence: float, freedom: int) -> float:
-    """t with P(|T| <= t) = confidence, for Student's T with `freedom` whole degrees of freedom.
-
-    P is the finite sum of Abramowitz and Stegun 26.7.3 and 26.7.4 in theta = atan(t / sqrt(freedom)); it grows with
-    theta, so bisection finds it.
-    """
-    _require_confidence(confidence)
-    if freedom < 1:
-        raise ValueError(f"degrees of freedom: at least 1, not {freedom}")
-    low, high = 0.0, math.pi / 2
-    for _ in range(80):  # halves the bracket to below one ulp
-        theta = (low + high) / 2
-        if _within(theta, freedom) < confidence:
-            low = theta
-        else:
-            high = theta
-    return math.sqrt(freedom) * math.tan((low + high) / 2)
-
-
-def _within(theta: float, freedom: int) -> float:
-    """P(|T| <= sqrt(freedom) tan(theta))."""
-    sine, cosine = math.sin(theta), math.cos(theta)
-    odd = freedom % 2
-    term, total = (cosine, 0.0) if odd else (1.0, 0.0)
-    for i in range(odd, freedom - 1, 2):
-        total += term
-        term *= cosine**2 * (i + 1) / (i + 2)
-    return 2 / math.pi * (theta + sine * total) if odd else sine * total
+@cache
+def _at_most(m: int) -> tuple[Fraction, ...]:
+    """P(W <= w) for w = 0, 1, ..., where W sums those of the ranks 1 to m that a fair coin picks."""
+    ways = [1]  # by sum
+    for rank in range(1, m + 1):
+        longer = [0] * rank
+        ways = [a + b for a, b in zip([*ways, *longer], [*longer, *ways], strict=True)]
+    return tuple(Fraction(total, 2**m) for total in accumulate(ways))
 
 
 def _require_confidence(confidence: float) -> None:

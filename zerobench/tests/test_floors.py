@@ -11,12 +11,12 @@ PACKAGE = Path(__file__).parent.parent
 
 FLOORS = {
     0: "terms units codec",
-    1: "claims scenarios case record finding loader coherence suite xfails",
-    2: "analytic predict stats gloo",
-    3: "models implementations probes rank oracle difference digest globalstate options",
+    1: "claims scenarios case readings record finding loader coherence shape shipped suite",
+    2: "analytic predict stats sequential gloo nccl nvml accelerators",
+    3: "models implementations probes device rank oracle difference digest globalstate options",
     4: "numerics session worker launch mutants",
     5: "checks judge store provenance baseline baseline_file baseline_times machine",
-    6: "report runner selftest commands commands_baseline pytest_plugin pytest_suite pytest_session cli __main__",
+    6: "report doctor runner selftest ab commands commands_ab commands_baseline pytest_plugin pytest_suite pytest_session cli __main__",
 }
 FLOOR = {name: floor for floor, names in FLOORS.items() for name in names.split()}
 NEVER = {5: {3, 4}}

@@ -1,0 +1,155 @@
+"""The conformance matrix, implementation by check, made from records by one command and never by hand.
+
+A cell sums up the findings of one check on every case of an implementation, and shows both verdicts: green where claim
+and paper hold, amber where only the implementation's own claims do, red where not even they do. An xfail changes what
+a run's exit code is, never a colour here; its reason stands with the cell. What was skipped is grey, with its reason.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+
+from zerobench.case import Case
+from zerobench.checks.catalogue import CHECKS
+from zerobench.finding import Finding, Status
+from zerobench.judge import judge
+from zerobench.record import Provenance
+from zerobench.store import read
+
+
+class Colour(Enum):
+    """What a cell says, the most telling first; the value is the word in the table."""
+
+    RED = "FAIL"
+    DOUBT = "?"
+    AMBER = "own"
+    GREEN = "pass"
+    GREY = "–"
+
+
+MEANING = {
+    Colour.GREEN: "does what it claims and what the paper's stage does",
+    Colour.AMBER: "does what it claims, and not what the paper's stage does",
+    Colour.RED: "does not do what it claims",
+    Colour.DOUBT: "not judged: an instrument disagreed with its witness, or the run is missing",
+    Colour.GREY: "does not apply or is not supported, for the reason given below",
+}
+
+
+def colour_of(finding: Finding) -> Colour:
+    """Of one finding, by its two verdicts; an excuse (xfail, xpass) does not change them."""
+    if Status.FAIL in (finding.claim, finding.paper):
+        return Colour.RED if finding.claim is Status.FAIL else Colour.AMBER
+    if finding.claim is not None:
+        return Colour.GREEN
+    return Colour.GREY if finding.status is Status.SKIP else Colour.DOUBT
+
+
+@dataclass
+class Cell:
+    """Every finding of a check on an implementation, by the id of the case (or family of cases) it is about."""
+
+    findings: dict[str, Finding] = field(default_factory=dict)
+
+    @property
+    def colour(self) -> Colour:
+        present = {colour_of(f) for f in self.findings.values()}
+        return next((c for c in Colour if c in present), Colour.GREY)
+
+    def telling(self) -> list[Finding]:
+        """The findings that gave the cell its colour."""
+        return [f for f in self.findings.values() if colour_of(f) is self.colour]
+
+
+@dataclass
+class Matrix:
+    """cells: by (implementation, check). cases: by the id in findings, the cases meant: what a command repeats."""
+
+    implementations: list[str] = field(default_factory=list)
+    cells: dict[tuple[str, str], Cell] = field(default_factory=dict)
+    cases: dict[str, list[Case]] = field(default_factory=dict)
+    sources: list[Provenance] = field(default_factory=list)
+
+    def add(self, about: Provenance, cases: Sequence[Case], findings: Iterable[Finding]) -> None:
+        """Take in one result. Where two results speak of the same case and check, the later one counts."""
+        self.sources.append(about)
+        mine: dict[str, list[Case]] = {}
+        for case in cases:
+            mine.setdefault(case.id, []).append(case)
+            mine.setdefault(case.family, []).append(case)
+            if case.implementation not in self.implementations:
+                self.implementations.append(case.implementation)
+        self.cases |= mine
+        for finding in findings:
+            implementation = mine[finding.case][0].implementation
+            self.cells.setdefault((implementation, finding.check), Cell()).findings[finding.case] = finding
+
+    @property
+    def checks(self) -> list[str]:
+        """Those that any cell is about, in the order of the specification."""
+        present = {check for _, check in self.cells}
+        return [check for check in CHECKS if check in present]
+
+    def cell(self, implementation: str, check: str) -> Cell:
+        return self.cells.get((implementation, check), Cell())
+
+    def command(self, finding: Finding) -> str:
+        """What a reader types to see this one finding again."""
+        cases = self.cases[finding.case]
+        first = cases[0]
+        if first.micro_batches != 1:
+            return f"zerobench run {shlex.quote(finding.suite)} -k {shlex.quote(f'{finding.case}::{finding.check}')}"
+        words = ["zerobench", "conform", first.reference, "--check", finding.check, "--model", first.model]
+        words += ["--world-size", ",".join(str(case.world_size) for case in cases), "--precision", first.precision]
+        for name, value in first.options.items():
+            words += ["--option", f"{name}={value}"]
+        if colour_of(finding) is Colour.AMBER:
+            words += ["--judge", "paper"]
+        return shlex.join(words)
+
+    def grey(self, implementation: str) -> dict[str, list[str]]:
+        """Why an implementation's grey cells are grey: reason -> checks."""
+        reasons: dict[str, list[str]] = {}
+        for check in self.checks:
+            cell = self.cell(implementation, check)
+            if cell.colour is Colour.GREY:
+                said = dict.fromkeys(f.actual for f in cell.findings.values()) or {"not run": None}
+                reasons.setdefault("; ".join(said), []).append(check)
+        return reasons
+
+
+def matrix_of(paths: Iterable[Path]) -> Matrix:
+    """The matrix of results files, judged as they were. Raises StoreError for one that cannot be read."""
+    matrix = Matrix()
+    for path in paths:
+        results = read(path)
+        about = results.provenance
+        cases = [Case.from_json(dict(case)) for case in about.cases]
+        verdict = judge(about.suite, cases, about.checks, results.records, by=about.judge, excuses=about.xfail)
+        matrix.add(about, cases, verdict.findings)
+    return matrix
+
+
+def versions(source: Provenance) -> str:
+    """Where and with what a result was made, in one line; no host name."""
+    commit = f" at {source.commit[:12]}{', changed' if source.dirty else ''}" if source.commit else ""
+    return (
+        f"{source.suite}: zerobench {source.zerobench}{commit}, torch {source.torch}, {source.backend or 'no backend'} "
+        f"on {source.device} ({source.cores} cores), Python {source.python}, {source.started[:10]}"
+    )
+
+
+def counts(matrix: Matrix, implementation: str) -> Mapping[Colour, int]:
+    found = [matrix.cell(implementation, check).colour for check in matrix.checks]
+    return {colour: found.count(colour) for colour in Colour}
+
+
+def verdicts(finding: Finding) -> str:
+    if finding.claim is None or finding.paper is None:
+        return finding.status.value
+    known = " (known)" if finding.status is Status.XFAIL else ""
+    return f"claim {finding.claim.value}, paper {finding.paper.value}{known}"
