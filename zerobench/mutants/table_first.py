@@ -77,7 +77,7 @@ ROWS = (
         "traffic",
         "gathers-twice",
         "stage 1 that all-gathers the new weights twice",
-        "Robbyant/lingbot-vla#50 (extra all-gathers)",
+        "pytorch/pytorch#69591 (3 Psi where 2 are promised)",
         "traffic.volume",
     ),
     row(

@@ -68,7 +68,7 @@ ROWS = (
         "holds",
         "gathers-for-recomputation",
         "gathers weights once more for the recomputed forward",
-        "pytorch/pytorch#91165 (recomputation and resharding at odds)",
+        "Robbyant/lingbot-vla#50 (recomputation gathers again)",
         "numerics.recompute",
     ),
     row(
@@ -278,7 +278,7 @@ ROWS = (
         "loads",
         "refuses-another-n",
         "claims to load at another n, and refuses",
-        "deepspeedai/DeepSpeed#2898 (load at another n refused)",
+        "Lightning-AI/pytorch-lightning#16815 (load at another n refused)",
         "runtime.completes",
         through=("state.reshard",),
         loud=True,

@@ -14,9 +14,11 @@ from torch import Tensor
 from zerobench import models
 from zerobench.scenarios import SGD
 
-SMALL = [name for name in models.names() if not name.endswith(("2m", "8m"))]
+SMALL = [name for name in models.names() if not name.endswith("m")]
+ON_A_CPU = [*SMALL, "mlp-2m", "mlp-4m", "mlp-8m", "gpt-8m"]  # the others are for GPUs: gigabytes each
 SIGNIFICAND_BITS = {torch.bfloat16: 8, torch.float16: 11, torch.float32: 24}
 DYADIC = [name for name in models.names() if name.startswith("dyadic")]
+EDGES = ["shapes", "giant", "tinier"]
 
 
 def psi(model: models.Model) -> int:
@@ -34,7 +36,7 @@ def test_unknown_name_suggests_the_nearest() -> None:
 
 
 def test_sizes() -> None:
-    built = {name: psi(models.build(name, world_size=1, micro_batches=1)) for name in models.names()}
+    built = {name: psi(models.build(name, world_size=1, micro_batches=1)) for name in ON_A_CPU}
     assert 20_000 < built["mlp-tiny"] < 90_000 and built["mlp-tiny"] % 3 and built["mlp-tiny"] % 4
     assert 25_000 < built["gpt-tiny"] < 110_000
     assert built["mlp-2m"] >= 2_000_000 and built["mlp-8m"] >= 8_000_000 and built["gpt-8m"] >= 8_000_000
@@ -52,7 +54,7 @@ def test_same_weights_and_global_random_state_untouched(name: str) -> None:
     torch.manual_seed(2)
     other = models.build(name, world_size=2, micro_batches=1)
     for (key, a), b in zip(one.module.state_dict().items(), other.module.state_dict().values(), strict=True):
-        assert torch.equal(a, b) and a.dtype == torch.float32, key
+        assert torch.equal(a, b) and a.dtype == (torch.float32 if a.is_floating_point() else torch.int64), key
 
 
 @pytest.mark.parametrize("name", ["mlp-tiny", "gpt-tiny", "dyadic"])
@@ -137,6 +139,13 @@ def test_dyadic_is_exact_in_every_precision_and_order(name: str, n: int) -> None
         _prove_dyadic(name, n, a)
 
 
+@pytest.mark.parametrize("name", EDGES)
+@pytest.mark.parametrize("n", [1, 2, 3, 4])
+def test_edges_are_exact_in_every_precision_and_order(name: str, n: int) -> None:
+    for a in (1, 2):
+        _prove_dyadic(name, n, a)
+
+
 def _prove_dyadic(name: str, n: int, a: int) -> None:
     model = models.build(name, world_size=n, micro_batches=a)
     exact = copy.deepcopy(model.module).double()
@@ -197,3 +206,51 @@ def test_dyadic_variants_are_what_they_say() -> None:
     assert spare.requires_grad
     built["dyadic-unused"](*models.build("dyadic-unused", world_size=1, micro_batches=1).batch(0, 0, 0)).backward()
     assert spare.grad is None
+
+
+def test_buffers_are_read_counted_and_not_rounded() -> None:
+    model = models.build("dyadic-buffers", world_size=1, micro_batches=1)
+    _, before = gradients(model.module, model.batch(0, 0, 0))
+    model.module.eval()(*model.batch(0, 0, 0))
+    buffers = dict(model.module.named_buffers())
+    assert buffers["first.buffered.seen"] == buffers["second.buffered.seen"] == 1  # in training mode only
+    assert buffers["first.buffered.order"].dtype == torch.int64
+    buffers["first.buffered.order"].copy_(buffers["first.buffered.order"].roll(1))
+    _, after = gradients(model.module.train(), model.batch(0, 0, 0))
+    assert not torch.equal(before["first.shift"], after["first.shift"])
+
+
+# -- sizes at the edges ------------------------------------------------------------------------------------------------
+
+
+def test_edges_are_what_they_say() -> None:
+    built = {name: models.build(name, world_size=1, micro_batches=1).module for name in EDGES}
+    sizes = {name: [p.numel() for p in module.parameters()] for name, module in built.items()}
+    wanted = {1, 15, 16, 17} | {size for n in (2, 3, 4) for size in (n - 1, n, n + 1)}
+    assert set(sizes["shapes"]) == wanted and len(sizes["shapes"]) == len(wanted)
+    assert len(sizes["giant"]) == 3 and 8 * max(sizes["giant"]) > 7 * sum(sizes["giant"])  # above a bucket of Psi/8
+    assert sum(sizes["tinier"]) == 3
+
+
+def test_edges_gradients_depend_on_the_weights_and_ranks_differ() -> None:
+    model = models.build("shapes", world_size=2, micro_batches=1)
+    _, first = gradients(model.module, model.batch(0, 0, 0))
+    _, other = gradients(model.module, model.batch(0, 1, 0))
+    assert any(not torch.equal(first[name], other[name]) for name in first)
+    with torch.no_grad():
+        for parameter in model.module.parameters():
+            parameter.neg_()
+    _, flipped = gradients(model.module, model.batch(0, 0, 0))
+    assert all(torch.equal(first[name], -flipped[name]) for name in first)
+
+
+def test_checkpointed_twin_has_the_same_weights_losses_and_gradients() -> None:
+    plain = models.build("gpt-tiny", world_size=1, micro_batches=1)
+    twin = models.build("gpt-tiny-checkpointed", world_size=1, micro_batches=1)
+    calls = [0]
+    twin.units[0].register_forward_pre_hook(lambda *_: calls.__setitem__(0, calls[0] + 1))
+    batch = plain.batch(0, 0, 0)
+    assert torch.equal(twin.batch(0, 0, 0)[0], batch[0])
+    (loss, expected), (other, actual) = gradients(plain.module, batch), gradients(twin.module, batch)
+    assert torch.equal(loss, other) and all(torch.equal(actual[name], expected[name]) for name in expected)
+    assert calls == [2]  # once in forward, once in backward

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from zerobench import models
-from zerobench.implementations.protocol import Unsupported
 from zerobench.implementations.torch_ddp import TorchDdp
 from zerobench.probes.traffic import Tap
 from zerobench.scenarios import ADAMW, SGD
@@ -96,10 +95,3 @@ def _calls(rank: int, n: int, store: str) -> int:
 def test_reduces_once_a_step_also_with_one_rank(n: int) -> None:
     psi = sum(p.numel() for p in models.build("mlp-tiny", world_size=n, micro_batches=3).module.parameters())
     assert run_ranks(_calls, n) == [psi] * n
-
-
-@pytest.mark.parametrize("changes", [{"clip_norm": 1.0}, {"loss_scale": 8.0}])
-def test_refuses_what_it_cannot_do(changes: dict[str, Any]) -> None:
-    model = models.build("dyadic", world_size=1, micro_batches=1)
-    with pytest.raises(Unsupported):
-        TorchDdp().build(job_of(model, 0, 1, **changes))
