@@ -73,7 +73,10 @@ class Verdict:
         return Counter(f.status.value for f in self.findings)
 
     def exit_code(self, *, interrupted: bool = False) -> int:
-        """130, 2, 3, 1, 6, 4, 5, 0: the first that holds (2, usage, is decided before anything ran)."""
+        """130, 2, 3, 1, 6, 4, 5, 0: the first that holds (2, usage, is decided before anything ran).
+
+        Where every finding is a skip nothing was judged: that is 5, and no clean bill.
+        """
         if interrupted:
             return 130
         held = {f.status for f in self.findings if f.level is Level.MUST or (f.level is Level.SHOULD and self.strict)}
@@ -85,7 +88,7 @@ class Verdict:
             return 6
         if Status.MISSING in held:
             return 4
-        return 0 if self.findings else 5
+        return 5 if all(f.status is Status.SKIP for f in self.findings) else 0
 
 
 def worst(statuses: Iterable[Status]) -> Status:

@@ -26,7 +26,8 @@ class Scenario:
     """One way to drive an engine. What is None is the case's own.
 
     watch: which probes and comparisons take part: "memory", "time", "wire", "work", "bits" (digests of whole parameters
-    after every step), "resident" (what the system sees), and of these one: "oracle", "states", "trajectory", "clipping".
+    after every step), "resident" (what the system sees), and of these one: "oracle", "states", "trajectory",
+    "clipping".
     timed: bare steps whose seconds are taken, where "time" is watched.
     bucket: elements, "unit" for the largest unit, or a divisor of Psi as "Psi/8"; None leaves it to the implementation.
     gpu_model: the model on a GPU, where `model` would be too small to see.
@@ -226,7 +227,7 @@ def _numerics() -> list[Scenario]:
         clip,
         replace(clip, name="clip-below", about="A threshold far above the norm: nothing changes.", clip_norm=2.0**20),
         _exact("scale-static", "A loss scale of 256 cancels exactly.", "loss_scaling", loss_scale=256.0),
-        _exact("edges-shapes", "Sizes around n and around a bucket of 16.", "bucket", model="shapes", bucket="16"),
+        _exact("edges-shapes", "Sizes around n and around a bucket of 16.", model="shapes", bucket="16"),
         _exact("edges-giant", "One giant tensor and two tiny ones.", model="giant"),
         _exact("edges-tinier", "Fewer parameters than ranks.", "uneven", model="tinier"),
         _exact("tied", "A tied weight gets both gradients.", "tied", model="dyadic-tied"),
@@ -286,12 +287,15 @@ def _checkpoints() -> list[Scenario]:
         features=save.features | {"sgd", "reshard"},
     )
     load = replace(exact, checkpoint="load", loads="save-exact", measured=2)
+    moments = replace(save, checkpoint="load", loads="save", measured=1, features=save.features | {"reshard"})
     return [
         save,
         replace(save, name="resume", about="Load and train on.", checkpoint="load", loads="save", measured=2),
         exact,
         replace(load, name="reshard-half", about="Load at half as many ranks, and train on.", world=0.5),
         replace(load, name="reshard-double", about="Load at twice as many ranks, and train on.", world=2.0),
+        replace(moments, name="reshard-half-adam", about="Load Adam's states at half as many ranks.", world=0.5),
+        replace(moments, name="reshard-double-adam", about="Load Adam's states at twice as many ranks.", world=2.0),
     ]
 
 
@@ -301,5 +305,5 @@ SIZES = {
     "size-2": ("mlp-4m", "mlp-268m"),
     "size-3": ("mlp-8m", "mlp-537m"),
 }
-"""By scenario: the model on a CPU and on a GPU, where whole segments of the allocator (20 MiB) must be small beside it."""
+"""By scenario: the model on a CPU, and on a GPU, whose allocator's whole segments (20 MiB) must be small beside it."""
 SCENARIOS = {s.name: s for s in (*_memory(), *_timed(), *_accumulation(), *_numerics(), *_checkpoints())}

@@ -22,7 +22,10 @@ from zerobench.report.progress import Progress
 from zerobench.report.terminal import finding_lines
 from zerobench.report.text import colourful, table
 
-CORRECT = ("ddp", "zero1", "zero2", "zero3", "torch-ddp")
+CORRECT = {name: name for name in ("ddp", "zero1", "zero2", "zero3", "torch-ddp")} | {
+    f"rows{stage}": f"zerobench.mutants.rows:Rows{stage}" for stage in range(4)
+}
+"""The reference, torch's own, and a second implementation that is built otherwise, so that no check fits one layout only."""
 KILLS = (Status.FAIL, Status.INVALID)
 DEADLINE_S = 30.0
 HANG_DEADLINE_S = 8.0
@@ -55,10 +58,10 @@ def trials(quick: bool) -> list[Trial]:
             for n in sizes
         )
         out.append(Trial(cases, (*mutant.killers, *mutant.through), mutant))
-    for name in CORRECT:
+    for name, reference in CORRECT.items():
         grid = (((2,), ("bf16",)),) if quick else (((1, 2, 3, 4), ("fp32", "bf16", "fp16")),)
         for sizes, precisions in grid:
-            cases = tuple(Case(name, name, "gpt-tiny", n, p) for p in precisions for n in sizes)
+            cases = tuple(Case(name, reference, "gpt-tiny", n, p) for p in precisions for n in sizes)
             out.append(Trial(cases, tuple(CHECKS)))
     return out
 

@@ -18,7 +18,7 @@ TOLERANCE = 0.02
 """By how much two slopes that count the same bytes may differ: an instrument of whole pages, blocks or segments is off
 by up to one of them at each end, and the smallest step between sizes is larger than fifty of them."""
 HOST_TOLERANCE = 0.25
-"""For the resident set, whose pages the heap keeps and shares out as it likes: it can tell twice from once, not more."""
+"""For the resident set, whose pages the heap keeps and shares out as it likes: it tells twice from once, no more."""
 
 PAIRS = {
     # witness: (what it is held against, tolerance)
@@ -56,7 +56,9 @@ def device(view: View) -> Judgement:
             if why := next((word for word in found if isinstance(word, str)), ""):
                 missing[witness] = why
                 continue
-            points = [(r.model.psi, *p) for r, p in zip(records, found, strict=True) if r.model and not isinstance(p, str)]
+            points = [
+                (r.model.psi, *p) for r, p in zip(records, found, strict=True) if r.model and not isinstance(p, str)
+            ]
             seen, right = slope([(x, w) for x, w, _ in points]), slope([(x, a) for x, _, a in points])
             rows.append(_Slopes(witness, rank, seen, right))
     if not rows:
@@ -97,8 +99,8 @@ class _Slopes:
 
 
 def _closest(record: Record, rank: int, witness: str, against: str) -> tuple[int, int] | str:
-    """(witness's bytes, those that it should see) at the moment of the last step at which they are closest; or why there
-    are none."""
+    """(witness's bytes, those that it should see) at the moment of the last step at which they are closest; or why
+    there are none."""
     sample, pairs, why = record.samples[rank], [], "the system's view was not taken"
     live = {(h.step, h.moment): h.live for h in sample.holdings}
     for resident in sample.residents:

@@ -320,7 +320,7 @@ CHECKS = (
         "memory.at_rest",
         Level.MUST,
         "==",
-        "model states cost the recipe's bytes at this stage and n: the sum over ranks exactly, each rank within its padding",
+        "model states cost the recipe's bytes at this stage and n: the sum over ranks exactly, but for the claimed padding",
         "(a + b/n) Psi by category, at BACKWARD of a step after the first",
         ("plain",),
         at_rest,

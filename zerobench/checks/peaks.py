@@ -148,9 +148,10 @@ def init_peak(view: View) -> Judgement:
 
 
 def gathered_numel(view: View) -> int:
-    """Elements of weights that stage 3 may have gathered at once: the unit in use, those ahead, and the root's."""
+    """Elements of weights that stage 3 may have gathered at once: the unit in use, those ahead, and the root's; where all
+    are kept, all, and the buffer that one unit is gathered into before it is copied to its parameters."""
     if view.claims.gathered:
-        return view.psi + view.n * view.claims.padding_numel
+        return view.psi + max(view.model.units) + view.n * view.claims.padding_numel
     units = sorted(view.model.units, reverse=True)
     return sum(units[: 2 + view.claims.prefetch_units]) + view.n * view.claims.padding_numel
 

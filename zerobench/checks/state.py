@@ -22,10 +22,14 @@ def resume(view: View) -> Judgement:
 
 
 def reshard(view: View) -> Judgement:
-    """Right after loading at another n, the bits that were saved; then the oracle's, from there."""
-    saved = view.records["save-exact"]
-    for name in ("reshard-half", "reshard-double"):
-        word = _compare(saved, view.records[name], after=False)
+    """Right after loading at another n, the bits that were saved, Adam's too; then the oracle's, from there."""
+    for saved, loaded in (
+        ("save-exact", "reshard-half"),
+        ("save-exact", "reshard-double"),
+        ("save", "reshard-half-adam"),
+        ("save", "reshard-double-adam"),
+    ):
+        word = _compare(view.records[saved], view.records[loaded], after=False)
         if word.claim is not verdict(True):
             return word
     resumed = View(view.case, {n: view.records[n] for n in ("reshard-half", "reshard-double")})
@@ -99,7 +103,7 @@ CHECKS = (
         "==",
         "a checkpoint loads at n/2 and at 2n",
         "all state bitwise; then steps bitwise the oracle's, from there",
-        ("save-exact", "reshard-half", "reshard-double"),
+        ("save-exact", "reshard-half", "reshard-double", "save", "reshard-half-adam", "reshard-double-adam"),
         reshard,
     ),
     Check(
