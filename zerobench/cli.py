@@ -148,7 +148,7 @@ def _shared(command: argparse.ArgumentParser) -> None:
         "--device",
         choices=("auto", "cpu", "cuda", "shared-gpu"),
         default="auto",
-        help="auto: what the suite says; for conform, CUDA if each rank can have a GPU. shared-gpu: ranks may share one",
+        help="auto: as the suite says; for conform, CUDA if each rank can have a GPU. shared-gpu: ranks may share one",
     )
     command.add_argument("--deadline", type=float, metavar="S", help="seconds that one run may take (default 60)")
     command.add_argument("--strict", action="store_true", help="SHOULD counts as MUST")

@@ -374,7 +374,7 @@ def known() -> object:
 
 
 def _located(case: object, device: str = "auto") -> object:
-    """The case with a path of its reference made absolute, since ranks may start elsewhere; on `device`, if it says one."""
+    """The case with a path of its reference made absolute, since ranks may start elsewhere; on `device`, if not auto."""
     from dataclasses import replace
 
     from zerobench.implementations.registry import absolute

@@ -125,7 +125,7 @@ class Oracle:
         """Go on with these momentum buffers (SGD)."""
         for name, buffer in buffers.items():
             master = self.masters[name]
-            self.optimizer.state[master]["momentum_buffer"] = buffer.reshape(master.shape).to(master.dtype).clone()
+            self.optimizer.state[master]["momentum_buffer"] = buffer.reshape(master.shape).to(master.device, master.dtype).clone()
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from typing import Any
 
 from zerobench.claims import Claims
 from zerobench.codec import decode, encode
+from zerobench.readings import CPU, Place
 from zerobench.record import ModelFacts, Sample
 
 
@@ -16,19 +17,21 @@ from zerobench.record import ModelFacts, Sample
 class RankContext:
     """One rank, before it has joined the others.
 
-    join: collective; initialises the default process group. note: tells the launcher what this rank is doing, in one
-    line that survives a kill. scratch: an existing empty folder that all ranks share. control_ports: TCP ports of the
-    rendezvous, whose traffic is not the subject's.
+    join: collective; initialises the default process group; a name as its argument makes one apart, for processes that
+    a rank starts beside itself. note: tells the launcher what this rank is doing, in one line that survives a kill.
+    scratch: an existing empty folder that all ranks share. control_ports: TCP ports of the rendezvous, whose traffic is
+    not the subject's. place: what backend and device are part of.
     """
 
     rank: int
     world_size: int
     backend: str
     device: str
-    join: Callable[[], None]
+    join: Callable[..., None]
     note: Callable[[str], None]
     scratch: Path
     control_ports: frozenset[int] = frozenset()
+    place: Place = CPU
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from typing import Any
 from zerobench.case import Run
 from zerobench.claims import Claims
 from zerobench.codec import decode, encode
-from zerobench.readings import DevicePeak, Links, Place, Resident
+from zerobench.readings import CPU, DevicePeak, Links, Place, Resident
 from zerobench.terms import Collective, Moment
 
 SCHEMA = 1
@@ -57,8 +57,8 @@ class Holding:
 
     claimed: by category (numel x itemsize of the engine's claim, each region once), one-element tensors left out;
     scalars: those. live: all storages the ledger knows. unclaimed: storage bytes that no claim covers, the excess of a
-    storage over the claimed views of it included. allocator: an independent count, the C allocator's on a CPU, the caching
-    allocator's requested bytes on CUDA (and for what lies elsewhere the ledger's own).
+    storage over the claimed views of it included. allocator: an independent count, the C allocator's on a CPU, the
+    caching allocator's requested bytes on CUDA (and for what lies elsewhere the ledger's own).
     dtypes: bytes by category and dtype. looks_like: claimed bytes by category whose content matches another category.
     """
 
@@ -181,7 +181,7 @@ class Sample:
     updated_numel: int | None = None  # elements that the optimizer updated in the last step
     changed: tuple[str, ...] = ()  # global state that the subject left changed
     failure: Failure | None = None
-    place: Place = Place()
+    place: Place = CPU
     residents: tuple[Resident, ...] = ()
     device_peaks: tuple[DevicePeak, ...] = ()
     links: Links | None = None

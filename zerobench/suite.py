@@ -62,6 +62,9 @@ class Suite(Strict):
     suite: Name
     about: str = Field("", max_length=1000)
     launch: Literal["local", "torchrun", "simulate"] = "local"
+    device: Literal["cpu", "cuda", "shared-gpu"] = Field(
+        "cpu", description="cuda: a GPU for each rank; shared-gpu: ranks share GPUs where there are fewer of them"
+    )
     judge: Literal["paper", "claim"] = "paper"
     steps: Steps = Steps()
     deadline_s: float | None = Field(None, gt=0, description="Seconds that one case may take")
@@ -128,6 +131,7 @@ class Suite(Strict):
             micro_batches=micro_batches,
             warmup=self.steps.warmup,
             measured=self.steps.measured,
+            device=self.device,
             options=dict(self.options.get(reference) or self.options.get(name) or {}),
         )
 

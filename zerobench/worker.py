@@ -5,30 +5,35 @@ The only training loop in the repository. Probes are entered before the engine i
 
 from __future__ import annotations
 
+import os
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from itertools import count
 
 import torch
 
-from zerobench import globalstate
+from zerobench import device as devices
+from zerobench import globalstate, nccl
 from zerobench.case import Run
 from zerobench.claims import OptimizerSpec, ParamGroup
+from zerobench.difference import NAMED_DTYPES
 from zerobench.implementations.protocol import Job, Unsupported, World
 from zerobench.implementations.registry import BadPlugin, check_claims, resolve
 from zerobench.models import build as build_model
 from zerobench.options import Watched
-from zerobench.probes import allocator
+from zerobench.probes import allocator, reference_process
+from zerobench.probes.resident import GpuEye, Residence
 from zerobench.probes.traffic import Tap
 from zerobench.rank import Outcome, RankContext
+from zerobench.readings import Reading
 from zerobench.record import Call, Failure, ModelFacts, Sample
 from zerobench.scenarios import SCENARIOS, Scenario
 from zerobench.session import Session
 
-TIMED_STEPS = 7
 LATE_S = 0.01
 """Far longer than a collective of a few kilobytes takes on a loopback."""
 
@@ -37,6 +42,7 @@ def work(run: Run, context: RankContext) -> Outcome:
     """Do `run` on this rank. Never raises for what the subject does: that is an Outcome."""
     started = time.perf_counter()
     allocator.prepare()
+    residence = _take_place(run, context)
     tap = Tap()
     late = _lateness(run, context) if SCENARIOS[run.scenario].delayed else None
 
@@ -49,7 +55,7 @@ def work(run: Run, context: RankContext) -> Outcome:
     tap.install()
     session: Session | None = None
     try:
-        session, reason = _prepare(run, context, tap)
+        session, reason = _prepare(run, context, tap, residence)
         if session is None:
             return Outcome("skip", Sample(context.rank), reason=reason)
         problems = tap.self_test(torch.device(context.device))
@@ -101,7 +107,24 @@ def _lateness(run: Run, context: RankContext) -> Callable[[], None]:
     return late
 
 
-def _prepare(run: Run, context: RankContext, tap: Tap) -> tuple[Session | None, str]:
+def _take_place(run: Run, context: RankContext) -> Residence:
+    """The rank on its device, in the order that this needs: the reference process comes and goes before this process
+    has a context on the GPU, NVML is asked who is there before it has, and NCCL is set before there is a group."""
+    watch, place = SCENARIOS[run.scenario].watch, context.place
+    baseline: Mapping[str, Reading] = {}
+    if "resident" in watch:
+        context.note("starting a reference process")
+        apart = partial(context.join, "reference process")
+        baseline = reference_process.measure(place, context.rank, apart, NAMED_DTYPES[run.case.precision])
+    if "wire" in watch and place.backend == "nccl":
+        for name, value in nccl.CANONICAL.items():
+            os.environ.setdefault(name, value)
+    residence = Residence(devices.of(place), GpuEye(place), baseline)
+    residence.device.use()
+    return residence
+
+
+def _prepare(run: Run, context: RankContext, tap: Tap, residence: Residence) -> tuple[Session | None, str]:
     """The session, before anything of the subject ran but its import; or None and why the run is skipped."""
     case, scenario = run.case, SCENARIOS[run.scenario]
     context.note("importing the implementation")
@@ -110,7 +133,6 @@ def _prepare(run: Run, context: RankContext, tap: Tap) -> tuple[Session | None, 
         return None, f"unavailable: {reason}"
     context.note("joining the other ranks")
     context.join()
-    device = torch.device(context.device)
     context.note("building the model")
     model = build_model(case.model, world_size=case.world_size, micro_batches=case.micro_batches, device=context.device)
     facts = model_facts(model.module, model.units, scenario, examples=model.examples, tokens=model.tokens)
@@ -118,7 +140,7 @@ def _prepare(run: Run, context: RankContext, tap: Tap) -> tuple[Session | None, 
     job = Job(
         module=model.module,
         units=model.units,
-        world=World(context.rank, context.world_size, device, context.backend),
+        world=World(context.rank, context.world_size, torch.device(context.device), context.backend),
         precision=case.precision,
         optimizer=grouped(scenario.optimizer, facts) if scenario.grouped else scenario.optimizer,
         micro_batches=case.micro_batches,
@@ -134,7 +156,7 @@ def _prepare(run: Run, context: RankContext, tap: Tap) -> tuple[Session | None, 
     lacking = scenario.features - claims.supports
     if lacking:
         return None, f"unsupported: {', '.join(sorted(lacking))}"
-    return Session(run, scenario, context, tap, implementation, job, model, facts, claims), ""
+    return Session(run, scenario, context, tap, implementation, job, model, facts, claims, residence), ""
 
 
 def model_facts(
@@ -187,7 +209,8 @@ def _train(session: Session, scenario: Scenario, run: Run) -> None:
         for step in range(first, first + run.case.warmup + run.case.measured):
             session.step(step)
         session.stop_watching()
-        if "time" in scenario.watch:
-            session.time(TIMED_STEPS)
+        # Ranks that share a GPU take turns on it: how long that takes says nothing about the subject.
+        if "time" in scenario.watch and not session.context.place.shared:
+            session.time(scenario.timed)
         session.close()
     session.changed = globalstate.changes(before, globalstate.snapshot())

@@ -162,15 +162,21 @@ class Bucket:
         """
         found: list[tuple[int, slice]] = []
         for slot in self.slots:
-            start = max(slot.start, self.mine.start) - self.mine.start
-            stop = min(slot.stop, self.mine.stop) - self.mine.start
-            group = group_of[id(slot.parameter)]
-            if start >= stop:
+            place, group = self.stretch(slot), group_of[id(slot.parameter)]
+            if place.start >= place.stop:
                 continue
-            if found and found[-1][0] == group:
-                start = found.pop()[1].start
-            found.append((group, slice(start, stop)))
+            start = found.pop()[1].start if found and found[-1][0] == group else place.start
+            found.append((group, slice(start, place.stop)))
         return found
+
+    def stretch(self, slot: Slot) -> slice:
+        """The elements of `master` that are a parameter's; empty where this rank owns none."""
+        start = max(slot.start, self.mine.start) - self.mine.start
+        return slice(start, max(start, min(slot.stop, self.mine.stop) - self.mine.start))
+
+    def first_element(self, slot: Slot) -> int:
+        """Which element of the flattened parameter its stretch begins with."""
+        return max(slot.start, self.mine.start) - slot.start
 
 
 def allocate(flat: Tensor) -> None:

@@ -1,4 +1,4 @@
-"""The three collectives of ZeRO, over the default process group. With one rank each is a copy, and nothing is sent.
+"""The collectives of ZeRO, over the default process group. With one rank each is a copy, and nothing is sent.
 
 All are asynchronous: call `wait` on the result before the output is read or an input is reused.
 """
@@ -49,3 +49,16 @@ def all_gather(whole: Tensor, part: Tensor, n: int) -> Work:
         whole.copy_(part)
         return Done()
     return _all_gather(whole, part, async_op=True)  # type: ignore[no-any-return]
+
+
+def broadcast(tensor: Tensor, n: int) -> Work:
+    """Give every rank what rank 0 has, in place."""
+    if n == 1:
+        return Done()
+    return dist.broadcast(tensor, 0, async_op=True)  # type: ignore[no-any-return]
+
+
+def barrier(n: int) -> None:
+    """Wait until every rank is here."""
+    if n > 1:
+        dist.barrier()

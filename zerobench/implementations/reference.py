@@ -25,6 +25,10 @@ new weights are all-gathered (stages 1 and 2). In stage 3 nobody holds whole wei
 they are gathered before its forward and freed after it, gathered again before its backward and freed as soon as the
 bucket's gradients are there. Elements a step: 2 Psi (stages 0, 1), (A + 1) Psi (stage 2), 3 A Psi (stage 3).
 
+Before the update a step may need one number about the whole gradient: its norm, to clip by it; whether it overflowed,
+where there is a loss scale. One sum of squares answers both (`norm.py`): one element, all-reduced where gradients are
+parts. After an overflow anywhere every rank skips the step, and nothing but the loss scale has changed.
+
 Memory. In fp32 a parameter is its own master: no copy. In 16 bits the fp32 masters are held like the other optimizer
 states. Of unsharded gradients stages 2 and 3 hold at most two buckets: one that fills and one that is on the wire. A
 third waits for the second. (More are open only where gradients of several buckets come interleaved.)
@@ -33,59 +37,44 @@ Order. Ranks issue collectives in the order in which gradients come, so every ra
 a parameter that has no gradient are reduced, in their order, after the others.
 
 Frozen parameters are whole on every rank at every stage. A weight that several units share is the rest's, and the rest
-is gathered around the root module's whole forward.
+is gathered around the root module's whole forward. Where activations are recomputed in backward, the weights gathered
+for that backward serve both.
+
+What a rank holds between steps, and how it is built, read whole, saved and loaded, is in `states.py`; here is the step.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from zerobench.claims import Claims
 from zerobench.implementations.buckets import Bucket, Slot, allocate, allocated, free, plan
 from zerobench.implementations.collectives import Work, all_gather, all_reduce, reduce_scatter
-from zerobench.implementations.protocol import Job, StepReport, Unsupported
+from zerobench.implementations.norm import clip_coefficient, sum_of_squares
+from zerobench.implementations.protocol import Job, StepReport
+from zerobench.implementations.states import ModelStates
 from zerobench.terms import Category, Stage
 
 UNSHARDED_GRADIENTS = 2
 """Whole gradient buckets alive at once at stages 2 and 3: one fills, one is on the wire."""
 
 
-class Zero:
+class Zero(ModelStates):
     """The engine of all four stages. Collective: every method but model_states."""
 
     def __init__(self, job: Job, stage: Stage) -> None:
-        self.module, self.stage, self.n, self.micro_batches = job.module, stage, job.world.size, job.micro_batches
-        groups = job.param_groups()
-        self.buckets = [Bucket(layout, job.world, job.dtype, stage) for layout in plan(job, stage)]
-        self.frozen = [p for p in self.module.parameters() if not p.requires_grad]
-        for tensor in (*self.frozen, *self.module.buffers()):
-            if tensor.is_floating_point():
-                tensor.data = tensor.data.to(job.dtype)
-        self._spec = job.optimizer
-        self._build_optimizer(groups)
+        super().__init__(job, stage)
+        self.micro_batches, self.clip_norm = job.micro_batches, job.clip_norm
         self._in_flight: deque[tuple[Work, Bucket, Tensor]] = deque()
-        self._due = self._in_backward = False
-        self._ready = self._stepped = False
+        self._due = self._in_backward = self._ready = False
+        self._factor: Tensor | float | None = None
         self._hooks = list(self._add_hooks())
-
-    def _build_optimizer(self, groups: list[dict[str, Any]]) -> None:
-        """torch.optim over flat views of the masters: one a bucket and stretch of equal options, padding left out."""
-        group_of = {id(p): i for i, group in enumerate(groups) for p in group["params"]}
-        flat: list[dict[str, Any]] = [{**group, "params": []} for group in groups]
-        self.runs: dict[Bucket, list[tuple[nn.Parameter, slice]]] = {}
-        for bucket in self.buckets:
-            self.runs[bucket] = []
-            for group, where in bucket.runs(group_of):
-                view = nn.Parameter(bucket.master[where], requires_grad=False)
-                flat[group]["params"].append(view)
-                self.runs[bucket].append((view, where))
-        self.optimizer = self._spec.torch()(flat, **self._spec.options())
 
     def _add_hooks(self) -> Iterator[Any]:
         for bucket in self.buckets:
@@ -128,6 +117,8 @@ class Zero:
     def _arrived(self, bucket: Bucket, slot: Slot, parameter: Tensor) -> None:
         """A parameter's gradient of this backward is complete: it moves into the bucket."""
         assert parameter.grad is not None
+        if slot not in bucket.missing:
+            raise RuntimeError(f"a second gradient of {slot.name} in one backward: it may be on the wire already")
         self._open(bucket)
         bucket.add(slot, parameter.grad)
         parameter.grad = None
@@ -171,8 +162,11 @@ class Zero:
 
     def backward(self, loss: Tensor, *, last: bool) -> None:
         self._due = last or self.stage.shards(Category.GRADIENT)
-        self._in_backward = True
-        (loss / self.micro_batches).backward()  # type: ignore[no-untyped-call]
+        self._in_backward = self._pending = True
+        loss = loss / self.micro_batches
+        if self.loss_scale.value is not None:
+            loss = loss * self.loss_scale.value
+        loss.backward()  # type: ignore[no-untyped-call]
         self._in_backward = False
         for bucket in self.buckets:
             if self._due and bucket.missing:
@@ -187,75 +181,54 @@ class Zero:
         self._ready = last
 
     def step(self) -> StepReport:
+        """The report's loss scale is the one that this step's gradients had."""
         if not self._ready:
             raise RuntimeError("step() before backward(last=True)")
-        gathers = []
+        scale = self.loss_scale.value
+        norm = None if scale is None and self.clip_norm is None else self._norm()
+        skipped = scale is not None and norm is not None and not bool(norm.isfinite())
+        if not skipped:
+            self._factor = self._gradient_factor(norm, scale)
+            gathers = []
+            for bucket in self.buckets:
+                self._update(bucket)
+                gathers.append(self._publish(bucket))
+            for work in gathers:
+                work.wait()
+            self._stepped = True
         for bucket in self.buckets:
-            self._update(bucket)
-            if self.stage.shards(Category.OPTIMIZER) and not self.stage.shards(Category.PARAMETER):
-                gathers.append(all_gather(bucket.weight, bucket.kept, self.n))
             bucket.blank, bucket.partial = set(bucket.slots), False
-        for work in gathers:
-            work.wait()
-        self._ready, self._stepped = False, True
-        return StepReport()
+        self.loss_scale.update(skipped)
+        self._ready = self._pending = False
+        return StepReport(skipped, norm, scale)  # type: ignore[arg-type]
+
+    def _norm(self) -> Tensor:
+        """Of the whole mean gradient, unscaled: 0-dim, fp64, equal on all ranks; inf or nan after an overflow."""
+        total = sum_of_squares((bucket.reduced for bucket in self.buckets), self.device)
+        if self.stage.shards(Category.OPTIMIZER):
+            all_reduce(total, self.n).wait()
+        return total.sqrt() / (self.loss_scale.value or 1.0)
+
+    def _gradient_factor(self, norm: Tensor | None, scale: float | None) -> Tensor | float | None:
+        """What unscaling and clipping multiply gradients by, in one."""
+        unscale = None if scale is None else 1 / scale
+        if norm is None or self.clip_norm is None:
+            return unscale
+        return clip_coefficient(norm, self.clip_norm) * (unscale or 1.0)
 
     def _update(self, bucket: Bucket) -> None:
-        """One bucket's part: its gradient in fp32, torch.optim on its masters, and the weights rounded from them."""
+        """torch.optim on one bucket's part of the masters, with its part of the gradient in fp32.
+
+        In fp32 it is unscaled and clipped where it is: nobody reads it after the step.
+        """
         gradient = bucket.reduced.float()  # in fp32 no copy
+        if self._factor is not None:
+            gradient.mul_(self._factor)
         for view, where in self.runs[bucket]:
             view.grad = gradient[where]
         self.optimizer.step()  # views without a gradient, all other buckets', are left alone
         for view, _ in self.runs[bucket]:
             view.grad = None
-        if bucket.master is not bucket.kept:
-            bucket.kept.copy_(bucket.master)
-
-    def model_states(self) -> dict[Category, list[Tensor]]:
-        shards = self.stage.shards
-        masters = [b.master for b in self.buckets if b.master is not b.kept]
-        states = [value for state in self.optimizer.state.values() for value in state.values()]
-        return {
-            Category.PARAMETER: [b.kept if shards(Category.PARAMETER) else b.weight for b in self.buckets]
-            + self.frozen,
-            Category.GRADIENT: [b.reduced if shards(Category.GRADIENT) else b.gradient for b in self.buckets],
-            Category.OPTIMIZER: masters + [s for s in states if isinstance(s, Tensor)],
-        }
-
-    def full_parameters(self) -> dict[str, Tensor]:
-        whole = self._named({bucket: bucket.master for bucket in self.buckets})
-        return {name: whole.get(name, p.detach()) for name, p in self.module.named_parameters()}
-
-    def full_gradients(self) -> dict[str, Tensor]:
-        return self._named({bucket: bucket.reduced for bucket in self.buckets})
-
-    def full_optimizer_state(self) -> dict[str, dict[str, Tensor]]:
-        """torch.optim's state by parameter; nothing before the first step. A step count is what its owner says."""
-        full: dict[str, dict[str, Tensor]] = {n: {} for n, p in self.module.named_parameters() if p.requires_grad}
-        momentum = ("momentum_buffer",) if self._spec.momentum else ()
-        keys = momentum if self._spec.kind == "sgd" else ("step", "exp_avg", "exp_avg_sq")
-        for key in keys if self._stepped else ():
-            parts = {bucket: torch.zeros_like(bucket.master) for bucket in self.buckets}
-            for bucket, part in parts.items():
-                for view, where in self.runs[bucket]:
-                    part[where] = self.optimizer.state[view][key].to(part.device)
-            for name, value in self._named(parts).items():
-                full[name][key] = value.flatten()[0] if key == "step" else value
-        return full
-
-    def _named(self, parts: Mapping[Bucket, Tensor]) -> dict[str, Tensor]:
-        """Whole tensors by parameter name, in the module's order, of what ranks hold parts of."""
-        whole = {bucket: self._whole(bucket, part) for bucket, part in parts.items()}
-        found = {slot.name: slot.of(flat) for bucket, flat in whole.items() for slot in bucket.slots}
-        return {name: found[name] for name, _ in self.module.named_parameters() if name in found}
-
-    def _whole(self, bucket: Bucket, part: Tensor) -> Tensor:
-        """The whole of which every rank holds a part; what is whole already as it is."""
-        if part.numel() == bucket.padded:
-            return part
-        whole = part.new_empty(bucket.padded)
-        all_gather(whole, part, self.n).wait()
-        return whole
 
     def close(self) -> None:
         for hook in self._hooks:
@@ -279,7 +252,8 @@ class Reference:
     name: str
     stage: Stage
     supports = frozenset({"full_gradients", "full_optimizer_state", "accumulation", "bucket", "overlap", "fp16", "sgd"})
-    supports |= {"tied", "frozen", "unused", "uneven", "groups"}
+    supports |= {"tied", "frozen", "unused", "uneven", "groups", "broadcast_init"}
+    supports |= {"clipping", "loss_scaling", "overflow_skip", "checkpoint", "reshard"}
 
     def unavailable(self) -> str | None:
         return None
@@ -292,10 +266,6 @@ class Reference:
         return Claims(stage=self.stage, supports=self.supports, padding_numel=padding, prefetch_units=0)
 
     def build(self, job: Job) -> Zero:
-        if job.clip_norm is not None:
-            raise Unsupported("the reference does not clip gradients")
-        if job.loss_scale is not None:
-            raise Unsupported("the reference has no loss scale")
         return Zero(job, self.stage)
 
 

@@ -17,15 +17,18 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from zerobench import accelerators
 from zerobench.case import Run
 from zerobench.launch.crew import Crew
 from zerobench.launch.merge import merge
 from zerobench.launch.nursery import PRELOAD, Nursery
 from zerobench.launch.nursery import LaunchError as LaunchError
 from zerobench.launch.ranks import Order
+from zerobench.readings import Place
 from zerobench.record import Record
 
 if TYPE_CHECKING:
@@ -60,17 +63,23 @@ class Local:
         """Do `run` on `run.case.world_size` new ranks, more than there are cores if need be, and merge what they say.
 
         deadline_s: from the birth of the last rank. target: "module:function" of (Run, RankContext) -> Outcome.
+        Where the run wants GPUs that are not there, no rank is born and the record is a skip.
         Whatever a rank does is in the record (`Failure`). Raises LaunchError where the machinery itself failed, and
         KeyboardInterrupt; no process, descriptor or file of the run is left in either case.
         """
+        try:
+            places = accelerators.places(run.case.device, run.case.world_size)
+        except accelerators.NoDevice as reason:
+            return Record(suite, run, "skip", str(reason))
         began = time.monotonic()
         scratch = Path(tempfile.mkdtemp(prefix="zerobench-"))
         try:
             self._share(run, scratch / "shared")
             store = _rendezvous(run.case.world_size)
             with Crew(self._nursery) as crew:
-                for rank in range(run.case.world_size):
-                    crew.add(_order(run, rank, target=target, port=store.port, deadline_s=deadline_s, scratch=scratch))
+                common = {"target": target, "port": store.port, "deadline_s": deadline_s, "scratch": str(scratch)}
+                for rank, place in enumerate(places):
+                    crew.add(_order(run, rank, place, **common))
                 crew.watch(deadline_s)
                 ends = crew.stop()
             return merge(run, ends, suite=suite, deadline_s=deadline_s, wall_s=time.monotonic() - began)
@@ -101,18 +110,16 @@ class Local:
         folder.symlink_to(kept)
 
 
-def _order(run: Run, rank: int, *, target: str, port: int, deadline_s: float, scratch: Path) -> Order:
+def _order(run: Run, rank: int, place: Place, **common: Any) -> Order:
     return Order(
         rank=rank,
         world_size=run.case.world_size,
         run=run.to_json(),
-        target=target,
-        port=port,
-        deadline_s=deadline_s,
-        scratch=str(scratch),
+        place=asdict(place),
         environ=dict(os.environ),
         cwd=os.getcwd(),
         path=tuple(sys.path),
+        **common,
     )
 
 

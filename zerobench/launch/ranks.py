@@ -19,8 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from zerobench.case import Run
+from zerobench.codec import decode
 from zerobench.launch.blackbox import BlackBox
 from zerobench.rank import Outcome, RankContext
+from zerobench.readings import Place
 from zerobench.record import Failure, Sample
 
 ANSWER = struct.Struct("!?Q")  # whether the rank did what it was asked, and how many bytes of JSON follow
@@ -35,8 +37,8 @@ class Order:
     """What a rank is born with. Plain data: it crosses as JSON.
 
     port: of the rendezvous on 127.0.0.1. scratch: this run's folder; ranks share `shared` in it. target:
-    "module:function" of (Run, RankContext) -> Outcome. environ, cwd, path: the launcher's, now (the
-    fork server's may be older).
+    "module:function" of (Run, RankContext) -> Outcome. place: a `readings.Place`, which a rank is told because it must
+    not look for GPUs itself. environ, cwd, path: the launcher's, now (the fork server's may be older).
     """
 
     rank: int
@@ -49,6 +51,7 @@ class Order:
     environ: Mapping[str, str]
     cwd: str
     path: tuple[str, ...]
+    place: Mapping[str, Any]
 
     @property
     def shared(self) -> Path:
@@ -99,7 +102,7 @@ def _outcome(order: Order) -> Outcome:
         run = Run.from_json(order.run)
         module, _, name = order.target.partition(":")
         work: Callable[[Run, RankContext], Outcome] = getattr(importlib.import_module(module), name)
-        outcome = work(run, _context(order, run))
+        outcome = work(run, _context(order))
         if not isinstance(outcome, Outcome):
             raise TypeError(f"{order.target} returned {type(outcome).__name__}, not an Outcome")
         return outcome
@@ -154,24 +157,21 @@ def torchrun_variables(rank: int, world_size: int, port: int) -> dict[str, str]:
     }
 
 
-def _context(order: Order, run: Run) -> RankContext:
-    cuda = run.case.device.startswith("cuda")
-    backend, device = ("nccl", f"cuda:{order.rank}") if cuda else ("gloo", "cpu")
+def _context(order: Order) -> RankContext:
+    place = decode(Place, order.place)
     # Longer than the run's deadline: the launcher, which sees all ranks, is the first to end a run that hangs.
     timeout = timedelta(seconds=order.deadline_s + 30)
 
-    def join() -> None:
+    def join(name: str = "zerobench") -> None:
         import torch
         import torch.distributed as dist
         from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
         store = TCPStore("127.0.0.1", order.port, is_master=False, timeout=timeout)
-        bound = torch.device(device) if cuda else None
-        if bound is not None:
-            torch.cuda.set_device(bound)
+        bound = torch.device(place.device) if place.backend == "nccl" else None
         dist.init_process_group(
-            backend,
-            store=PrefixStore("zerobench", store),
+            place.backend,
+            store=PrefixStore(name, store),
             rank=order.rank,
             world_size=order.world_size,
             timeout=timeout,
@@ -181,10 +181,11 @@ def _context(order: Order, run: Run) -> RankContext:
     return RankContext(
         rank=order.rank,
         world_size=order.world_size,
-        backend=backend,
-        device=device,
+        backend=place.backend,
+        device=place.device,
         join=join,
         note=BlackBox(order.note).note,
         scratch=order.shared,
         control_ports=frozenset({order.port}),
+        place=place,
     )

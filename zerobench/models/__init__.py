@@ -29,10 +29,12 @@ def build(name: str, *, world_size: int, micro_batches: int, device: str = "cpu"
         near = difflib.get_close_matches(name, SIZES, n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(SIZES)}"
         raise ValueError(f"unknown model {name!r}; {hint}")
-    from zerobench.models import dyadic, gpt, mlp, stack  # here, so that listing the names imports no torch
+    from zerobench.models import dyadic, edges, gpt, mlp, stack  # here, so that listing the names imports no torch
 
     family, sizes = SIZES[name]
-    make = {"mlp": mlp.build, "stack": stack.build, "gpt": gpt.build, "dyadic": dyadic.build}[family]
+    make = {"mlp": mlp.build, "stack": stack.build, "gpt": gpt.build, "dyadic": dyadic.build, "edges": edges.build}[
+        family
+    ]
     return make(sizes, world_size=world_size, micro_batches=micro_batches, device=device)
 
 

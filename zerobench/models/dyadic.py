@@ -24,6 +24,10 @@ Why it is exact, in 8 bits of significand (bf16's):
    partial sum times n A stays within 8 bits. They are where the contributions of several ranks meet in one element.
 
 Different n A that divide 48 see the same examples in a step. Over three steps each element gets a gradient.
+
+With `buffers` each unit has two: `order`, whole numbers, says which shift an example meets and may not be rounded;
+`seen`, one float, counts the unit's forward passes in training mode, and stays exact in bf16 up to 256 of them. No loss
+depends on `seen`: how often a module is run is the caller's business, and the oracle runs it n A times a step.
 """
 
 from __future__ import annotations
@@ -39,44 +43,65 @@ INPUTS, HIDDEN, OUTPUTS, SHIFTS = 53, 2, 49, 5
 STEP_EXAMPLES = 48  # at most; below both periods, and a multiple of most n A
 
 
-class First(nn.Module):
-    """(examples, 53), (examples, 5) -> (examples, 3): W1 x, and the shift's part beside it."""
+class Buffered(nn.Module):
+    """u in another order, (examples, 5) -> (examples, 5), and a count of the passes in training mode."""
+
+    order: Tensor
+    seen: Tensor
 
     def __init__(self, random: torch.Generator) -> None:
         super().__init__()
-        self.weight = nn.Parameter(2.0 * _signs((HIDDEN, INPUTS), random))
-        self.shift = nn.Parameter(_signs((SHIFTS,), random))
+        self.register_buffer("order", torch.randperm(SHIFTS, generator=random))
+        self.register_buffer("seen", torch.zeros(1))
+
+    def forward(self, u: Tensor) -> Tensor:
+        if self.training:
+            self.seen += 1
+        return u[:, self.order]
+
+
+class First(nn.Module):
+    """(examples, 53), (examples, 5) -> (examples, 3): W1 x, and the shift's part beside it."""
+
+    def __init__(self, random: torch.Generator, buffers: bool) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(2.0 * signs((HIDDEN, INPUTS), random))
+        self.shift = nn.Parameter(signs((SHIFTS,), random))
+        self.buffered = Buffered(random) if buffers else nn.Identity()
 
     def forward(self, x: Tensor, u: Tensor) -> Tensor:
-        x, u = x.to(self.weight.dtype), u.to(self.weight.dtype)
+        x, u = x.to(self.weight.dtype), self.buffered(u).to(self.weight.dtype)
         return torch.cat([x @ self.weight.t(), u @ self.shift[:, None]], dim=1)
 
 
 class Second(nn.Module):
     """(examples, 3), (examples, 5) -> (examples, 50)."""
 
-    def __init__(self, random: torch.Generator, unused: bool) -> None:
+    def __init__(self, random: torch.Generator, unused: bool, buffers: bool) -> None:
         super().__init__()
-        self.weight = nn.Parameter(2.0 * _signs((OUTPUTS, HIDDEN), random))
-        self.shift = nn.Parameter(_signs((SHIFTS,), random))
+        self.weight = nn.Parameter(2.0 * signs((OUTPUTS, HIDDEN), random))
+        self.shift = nn.Parameter(signs((SHIFTS,), random))
         if unused:
-            self.spare = nn.Parameter(_signs((2,), random))
+            self.spare = nn.Parameter(signs((2,), random))
+        self.buffered = Buffered(random) if buffers else nn.Identity()
 
     def forward(self, state: Tensor, u: Tensor) -> Tensor:
-        state, u = state.to(self.weight.dtype), u.to(self.weight.dtype)
+        state, u = state.to(self.weight.dtype), self.buffered(u).to(self.weight.dtype)
         return torch.cat([state[:, :HIDDEN] @ self.weight.t(), state[:, HIDDEN:] + u @ self.shift[:, None]], dim=1)
 
 
 class Dyadic(nn.Module):
     """forward(x, u, c, v): n A times the sum over the micro-batch's examples, a scalar."""
 
-    def __init__(self, boundary: Boundary, factor: int, *, tied: int = 0, frozen: int = 0, unused: int = 0) -> None:
+    def __init__(
+        self, boundary: Boundary, factor: int, *, tied: int = 0, frozen: int = 0, unused: int = 0, buffers: int = 0
+    ) -> None:
         super().__init__()
         random = generator(4)
         self.boundary, self.factor = boundary, factor
-        self.first = First(random)
-        self.second = Second(random, bool(unused))
-        self.level = nn.Parameter(_signs((1,), random))
+        self.first = First(random, bool(buffers))
+        self.second = Second(random, bool(unused), bool(buffers))
+        self.level = nn.Parameter(signs((1,), random))
         if tied:
             self.second.shift = self.first.shift
         if frozen:
@@ -100,7 +125,7 @@ def build(sizes: Mapping[str, int], *, world_size: int, micro_batches: int, devi
 
 def example(index: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """x (53,), u (5,), c (50,), v (1,): see the module's docstring. The last element of c is 1, the shifts' way out."""
-    sign = _signs((2,), generator(5, index))
+    sign = signs((2,), generator(5, index))
     x, u, c, v = torch.zeros(INPUTS), torch.zeros(SHIFTS), torch.zeros(OUTPUTS + 1), torch.zeros(1)
     x[index % INPUTS] = 1.0
     c[index % OUTPUTS] = sign[0]
@@ -113,6 +138,6 @@ def example(index: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return x, u, c, v
 
 
-def _signs(shape: tuple[int, ...], random: torch.Generator) -> Tensor:
+def signs(shape: tuple[int, ...], random: torch.Generator) -> Tensor:
     """+1 or -1 at random."""
     return torch.randint(2, shape, generator=random).float() * 2 - 1

@@ -2,6 +2,8 @@
 
 No dropout, and no bias on the keys: a constant added to every key shifts all scores of a query alike, the softmax does
 not see it, its true gradient is zero, and rounding noise would be judged.
+
+`checkpointed` forgets the activations inside each block and computes them again in backward; nothing else differs.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from zerobench.models.model import Boundary, Model, generator, materialize
 
@@ -56,10 +59,18 @@ class Gpt(nn.Module):
     """forward(tokens), of shape (examples, context + 1): mean cross-entropy of each next token."""
 
     def __init__(
-        self, boundary: Boundary, *, vocabulary: int, width: int, heads: int, depth: int, context: int
+        self,
+        boundary: Boundary,
+        *,
+        vocabulary: int,
+        width: int,
+        heads: int,
+        depth: int,
+        context: int,
+        checkpointed: bool = False,
     ) -> None:
         super().__init__()
-        self.boundary = boundary
+        self.boundary, self.checkpointed = boundary, checkpointed
         self.token = nn.Embedding(vocabulary, width)
         self.position = nn.Embedding(context, width)
         self.blocks = nn.ModuleList(Block(width, heads) for _ in range(depth))
@@ -70,7 +81,8 @@ class Gpt(nn.Module):
         inputs, targets = tokens[:, :-1], tokens[:, 1:]
         x = self.token(inputs) + self.position(torch.arange(inputs.shape[1], device=tokens.device))
         for i, block in enumerate(self.blocks):
-            x = self.boundary(block(x), f"block {i}")
+            out = checkpoint(block, x, use_reentrant=False) if self.checkpointed else block(x)
+            x = self.boundary(out, f"block {i}")
         logits = self.head(self.norm(x)).float()
         return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
@@ -78,10 +90,10 @@ class Gpt(nn.Module):
 def build(sizes: Mapping[str, int], *, world_size: int, micro_batches: int, device: str) -> Model:
     boundary = Boundary()
     kept = dict(sizes)
-    examples = kept.pop("examples")
+    examples, checkpointed = kept.pop("examples"), bool(kept.pop("checkpointed", 0))
     with torch.device("meta"):
-        module = Gpt(boundary, **kept)
-    materialize(module, sizes, device)
+        module = Gpt(boundary, **kept, checkpointed=checkpointed)
+    materialize(module, kept | {"examples": examples}, device)
     vocabulary, context = kept["vocabulary"], kept["context"]
 
     def example(index: int) -> tuple[Tensor]:

@@ -36,20 +36,23 @@ class NeverZeroed(Planted):
             self.gradient = None
 
 
-class OverflowInMomentum(Planted):
-    """The step is skipped, but only after the moments have taken the overflowed gradient in."""
+class UnusedDrifts(Planted):
+    """A parameter that no loss uses is moved all the same, by whoever owns a part of it."""
 
-    name = "overflow-in-momentum"
+    name = "unused-drifts"
 
-    class engine(RowsEngine):
-        def _overflowed(self) -> bool:
-            found = super()._overflowed()
-            if found:
-                for row in self.trained:
-                    for value in row.state().values():
-                        if value.dim():
-                            value.fill_(float("inf"))
-            return found
+    class row(Row):
+        idle = False
+
+        def reduce(self) -> list[dist.Work]:
+            self.idle = self.parameter.grad is None
+            return super().reduce()
+
+        def update(self, scale: float, coefficient: Tensor | None) -> None:
+            super().update(scale, coefficient)
+            if self.idle:
+                self.master.add_(0.125)
+                self.chunk.copy_(self.master)
 
 
 class ScaleStuck(Planted):

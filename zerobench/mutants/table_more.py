@@ -23,10 +23,10 @@ ROWS = (
         "numerics.gradient",
     ),
     _rows(
-        "overflow-in-momentum",
-        "skips the step after the moments have taken the overflow in",
-        "deepspeedai/DeepSpeed#8432 (overflowed gradient enters the momentum)",
-        "numerics.overflow",
+        "unused-drifts",
+        "moves a parameter that no loss uses",
+        "pytorch/pytorch#128949 (unused parameters drift)",
+        "numerics.unused",
     ),
     _rows(
         "scale-stuck",

@@ -67,3 +67,10 @@ def in_use() -> int | None:
         return None
     info = libc.mallinfo2()
     return int(info.uordblks + info.hblkhd)
+
+
+def trim() -> None:
+    """Give memory that is free in the heap back to the system, so that the resident set shows what is in use."""
+    libc = _libc()
+    if libc is not None:
+        libc.malloc_trim(0)

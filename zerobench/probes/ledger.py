@@ -7,7 +7,7 @@ alive, and what is alive must be claimed. Current bytes are read at moments, the
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -29,16 +29,18 @@ PIECES = 8
 class Ledger:
     """A context manager, entered on the thread that drives the engine and before the engine is built; entered once.
 
+    witness: bytes that the allocator of devices of type `where` has handed out, a count that does not come from here.
     peaks: one for each `phase` that has ended. unknown: tensors that could not be counted; with any, nothing is proved.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, witness: Callable[[], int | None] = allocator.in_use, where: str = "cpu") -> None:
+        self._witness, self._where = witness, where
         self.peaks: list[Peak] = []
         self._books = Storages(self._grown, self._watched)
         self._phase: tuple[int, str] | None = None
         self._top = (0, 0)  # (the subject's bytes, the backend's) at the subject's highest
         self._suspensions = 0
-        self._malloc_base: int | None = None
+        self._witness_base: int | None = None
 
     def __enter__(self) -> Ledger:
         self._books.__enter__()
@@ -52,8 +54,8 @@ class Ledger:
     def baseline(self) -> None:
         """From here on nothing that is alive now is counted; `adopt` brings back what the subject is given."""
         self._books.everything_is_background()
-        in_use = allocator.in_use()
-        self._malloc_base = None if in_use is None else in_use - self._books.total[Role.BACKGROUND]
+        in_use = self._witness()
+        self._witness_base = None if in_use is None else in_use - self._background()
 
     def adopt(self, tensors: Iterable[Tensor]) -> None:
         """Count the storages of `tensors`, which are older than the ledger: the module that the engine is given."""
@@ -127,12 +129,13 @@ class Ledger:
 
         A byte is claimed once, by the first category in the order of `Category` that shows it. A claimed storage that
         the ledger did not count is adopted. With `fingerprints` the pieces say what their content looks like.
-        `allocator` is malloc's count over the baseline, less what of the background has come since: comparable with
-        `live`; None where malloc does not say, or where not all that is counted lies in host memory. Raises TypeError
+        `allocator` is the witness's count over the baseline, less what of the background has come since, and for what
+        lies on other devices the ledger's own: comparable with `live`; None where the witness does not say. Raises
+        TypeError
         for a claimed tensor of a layout that cannot be accounted for.
         """
         self._books.settle()
-        in_use = allocator.in_use()
+        in_use = self._witness()
         with _disable_current_modes():
             if fingerprints is not None:
                 self.ignore(fingerprints.tensors())
@@ -156,9 +159,10 @@ class Ledger:
                 dtypes[category.value] = by_dtype
             unclaimed, pieces = self._unclaimed(covered, fingerprints)
         live = self.live()
-        malloc = None
-        if in_use is not None and self._malloc_base is not None and self._books.on_host:
-            malloc = in_use - self._malloc_base - self._books.total[Role.BACKGROUND]
+        witnessed = None
+        if in_use is not None and self._witness_base is not None and self._books.real:
+            witnessed = in_use - self._witness_base - self._background()
+            witnessed += self._books.outside(self._where, Role.COUNTED)
         return Holding(
             step=step,
             moment=moment,
@@ -166,10 +170,14 @@ class Ledger:
             live=live,
             unclaimed=unclaimed,
             scalars=scalars,
-            allocator=malloc,
+            allocator=witnessed,
             pieces=pieces,
             dtypes=dtypes,
         )
+
+    def _background(self) -> int:
+        """What the witness counts and is not the subject's."""
+        return self._books.total[Role.BACKGROUND] - self._books.outside(self._where, Role.BACKGROUND)
 
     def _adopt_claimed(self, tensors: Sequence[Tensor]) -> None:
         self._books.assign((part for tensor in tensors for part in _parts(tensor)), Role.COUNTED, "claimed")

@@ -54,10 +54,11 @@ class Role(Enum):
 class Entry:
     """One live storage. op, code, line: the operator that made it, and the subject's line that called it, if any."""
 
-    __slots__ = ("code", "line", "nbytes", "op", "ref", "role", "settled")
+    __slots__ = ("code", "line", "nbytes", "op", "ref", "role", "settled", "where")
 
-    def __init__(self, nbytes: int, role: Role, op: object, code: CodeType | None, line: int) -> None:
+    def __init__(self, nbytes: int, role: Role, op: object, code: CodeType | None, line: int, where: str) -> None:
         self.nbytes, self.role, self.op, self.code, self.line = nbytes, role, op, code, line
+        self.where = where  # the type of its device, "cpu" or "cuda"
         self.settled = 0
         self.ref: _Ref
 
@@ -81,7 +82,7 @@ class Storages:
     def __init__(self, grown: Callable[[], None], watched: Callable[[], bool]) -> None:
         self.total = dict.fromkeys(Role, 0)
         self.unknown: list[str] = []  # what could not be counted
-        self.on_host = True  # whether all that was ever counted lies in this process's own memory
+        self.real = True  # whether every storage in the books has memory: a fake tensor's has none
         self._entries: dict[int, Entry] = {}
         self._lock = threading.RLock()  # callbacks of weak references run on whichever thread frees
         self._grown, self._watched = grown, watched
@@ -123,6 +124,11 @@ class Storages:
     def entry(self, tensor: Tensor) -> Entry | None:
         """The entry of a strided tensor's storage."""
         return self._entries.get(tensor.untyped_storage()._cdata)
+
+    def outside(self, where: str, role: Role) -> int:
+        """Bytes under `role` that do not lie on a device of type `where`."""
+        with self._lock:
+            return sum(e.nbytes for e in self._entries.values() if e.role is role and e.where != where)
 
     def everything_is_background(self) -> None:
         """All that is in the books, and the storage of every tensor that Python knows of, was there before."""
@@ -203,9 +209,9 @@ class Storages:
 
     def _enter(self, tensor: Tensor, role: Role, op: object, code: CodeType | None, line: int) -> None:
         storage = tensor.untyped_storage()
-        if tensor.device.type != "cpu" or isinstance(tensor, FakeTensor):
-            self.on_host = False
-        entry = Entry(storage.nbytes(), role, op, code, line)
+        if isinstance(tensor, FakeTensor):
+            self.real = False
+        entry = Entry(storage.nbytes(), role, op, code, line, tensor.device.type)
         entry.ref = _Ref(storage, self._freed)
         entry.ref.key = storage._cdata
         if role is Role.COUNTED and self._watched():

@@ -5,6 +5,7 @@ The tap stands on private API of torch; a torch that has changed it must make th
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -53,6 +54,13 @@ def self_test(tap: Tap, device: torch.device) -> list[str]:
     problems.extend(tap.unknown[unknown:])
     del tap.calls[before:], tap.unknown[unknown:]
     return problems
+
+
+def issue_all(device: torch.device) -> None:
+    """One tiny collective of each kind that the backend has, counted by nobody. Collective."""
+    for _, _, issue in _trials(dist.get_rank(), dist.get_world_size(), device):
+        with contextlib.suppress(RuntimeError, NotImplementedError, ValueError, TypeError):
+            issue()
 
 
 def _trials(rank: int, n: int, device: torch.device) -> list[tuple[str, Expected, Callable[[], Any]]]:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 from zerobench import accelerators, device
 from zerobench.accelerators import Gpus, NoDevice, places
@@ -14,8 +15,10 @@ from zerobench.case import Case
 from zerobench.device import Cpu, Cuda
 from zerobench.launch.local import Local
 from zerobench.probes.clock import time_steps
+from zerobench.probes.ledger import Ledger
 from zerobench.probes.resident import GpuEye, Residence
 from zerobench.readings import CPU, Place
+from zerobench.terms import Category, Moment
 from zerobench.tests.fake_cuda import FakeCuda
 
 Make = Callable[[FakeCuda], Cuda]
@@ -212,3 +215,16 @@ def test_nothing_else_asks_torch_which_device_it_is() -> None:
             if isinstance(node, ast.Attribute) and ast.unparse(node) == "torch.cuda":
                 users.add(path.name)
     assert users == {"device.py"}
+
+
+def test_the_ledgers_witness_speaks_for_its_own_device() -> None:
+    """What lies elsewhere (Adam's step counts on a CPU beside a GPU) is taken at the ledger's word."""
+    requested = 1000
+    with Ledger(lambda: requested, "cuda") as ledger:
+        ledger.baseline()
+        kept = torch.zeros(16)
+        held = ledger.holding(0, Moment.BUILT, {Category.OPTIMIZER: [kept]})
+        assert held.allocator == held.live == 64
+        requested += 4096  # the GPU's allocator has something that no tensor shows
+        held = ledger.holding(0, Moment.STEPPED, {Category.OPTIMIZER: [kept]})
+        assert held.allocator is not None and held.allocator - held.live == 4096

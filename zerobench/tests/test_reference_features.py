@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 from zerobench import models
 from zerobench.claims import OptimizerSpec
@@ -206,6 +206,7 @@ def test_a_loss_scale_that_is_none_is_refused(asked: Any) -> None:
 
 # -- checkpoints -------------------------------------------------------------------------------------------------------
 
+INITIAL_SCALE = 4096.0
 SAVED: list[tuple[str, dict[str, Any], int]] = [  # model, job, steps before the save
     ("mlp-tiny", {"precision": "bf16", "optimizer": ADAMW, "loss_scale": "dynamic", "bucket_numel": 5000}, 2),
     ("dyadic-frozen", {"precision": "bf16", "optimizer": SGD, "bucket_numel": 27}, 2),
@@ -220,7 +221,7 @@ def _save(rank: int, n: int, store: str, folder: Path) -> None:
     join(rank, n, store)
     for implementation in ALL:
         for i, (name, changes, steps) in enumerate(SAVED):
-            engine, model = built(implementation, name, rank, n, **changes)
+            engine, model = built(implementation, name, rank, n, initial_scale=INITIAL_SCALE, **changes)
             place = folder / f"{implementation.name}-{i}-of-{n}"
             for step in range(3):
                 if step == steps:
@@ -238,7 +239,7 @@ def _save(rank: int, n: int, store: str, folder: Path) -> None:
 
 
 def _load(rank: int, n: int, store: str, folder: Path, saved_at: int) -> None:
-    """Load into a module of other weights; all is as it was saved, bit for bit, and goes on as it should."""
+    """Load into other weights and another scale; all is as it was saved, bit for bit, and goes on as it should."""
     join(rank, n, store)
     pairs = [(each, each) for each in ALL] + [(Zero2, Zero3), (Ddp, Zero1), (Zero3, Ddp)]
     for saver, loader in pairs:
@@ -248,7 +249,7 @@ def _load(rank: int, n: int, store: str, folder: Path, saved_at: int) -> None:
             with torch.no_grad():
                 for tensor in (*model.module.parameters(), *model.module.buffers()):
                     tensor.add_(1)
-            engine = loader().build(job_of(model, rank, n, **changes))
+            engine = loader().build(job_of(model, rank, n, initial_scale=2.0, **changes))
             place = folder / f"{saver.name}-{i}-of-{saved_at}"
             engine.load(place)
             assert_same(everything(engine), torch.load(f"{place}.saved"), what)
@@ -259,7 +260,8 @@ def _load(rank: int, n: int, store: str, folder: Path, saved_at: int) -> None:
             history = fp64_history(name, n, 1, 3, SGD) if exact else []
             for step in range(steps, 3):
                 backward(engine, model, step, rank)
-                engine.step()
+                report = engine.step()
+                assert report.loss_scale == (INITIAL_SCALE if "loss_scale" in changes else None), what
                 if exact:
                     assert_same(copies(engine.full_parameters()), history[step], (*what, step))
             if n == saved_at:
@@ -326,7 +328,12 @@ def _forwards(rank: int, n: int, store: str) -> None:
     psi = sum(p.numel() for p in models.build("gpt-tiny", world_size=n, micro_batches=1).module.parameters())
     for implementation in ALL:
         results = []
-        for name, evaluates in (("gpt-tiny", False), ("gpt-tiny", True), ("gpt-tiny-checkpointed", False)):
+        for name, evaluates, early_stop in (
+            ("gpt-tiny", False, True),
+            ("gpt-tiny", True, True),
+            ("gpt-tiny-checkpointed", False, True),  # recomputes a block as far as backward needs it
+            ("gpt-tiny-checkpointed", False, False),  # to its end, hooks and all
+        ):
             engine, model = built(implementation, name, rank, n, bucket_numel=4000)
             for step in range(3):
                 if evaluates:
@@ -337,7 +344,8 @@ def _forwards(rank: int, n: int, store: str) -> None:
                         assert not any(allocated(bucket.weight) for bucket in engine.buckets)
                 tap = Tap()
                 tap.install()
-                backward(engine, model, step, rank)
+                with set_checkpoint_early_stop(early_stop):
+                    backward(engine, model, step, rank)
                 engine.step()
                 tap.uninstall()
             sent = {kind: sum(c.numel for c in tap.calls if c.kind is kind) for kind in {c.kind for c in tap.calls}}
