@@ -16,7 +16,8 @@ from zerobench.scenarios import SCENARIOS
 
 @dataclass(frozen=True)
 class Case:
-    """implementation: the name that stands in ids; reference: how a rank finds it (an entry point, module:Class, path.py:Class)."""
+    """implementation: the name that stands in ids; reference: how a rank finds it (an entry point, module:Class,
+    path.py:Class)."""
 
     implementation: str
     reference: str

@@ -47,11 +47,12 @@ class Recipe:
 class Claims:
     """What an implementation promises for one job. Each field is judged; see the specification.
 
-    padding_numel: most elements a rank may hold beyond Psi or Psi/n in one category. volume: elements a step in Psi, as a
-    sum of products of numbers and A ("3", "A+2"); None is the stage's own. master_from: "fp32", or "parameter" where the
-    master is made from the already rounded weights. compute: "cast" or "autocast". reduce_each: stages 2-3 reduce every
-    micro-batch. accumulate: dtype in which micro-batches are summed. gathered: stage 3 keeps weights gathered between
-    forward and backward. prefetch_units: units gathered ahead at stage 3. shard_size: ranks in a shard group (hybrid).
+    padding_numel: most elements a rank may hold beyond Psi or Psi/n in one category. volume: elements a step in Psi,
+    as a sum of products of numbers and A ("3", "A+2"); None is the stage's own. master_from: "fp32", or "parameter"
+    where the master is made from the already rounded weights. compute: "cast" or "autocast". reduce_each: stages 2-3
+    reduce every micro-batch. accumulate: dtype in which micro-batches are summed. gathered: stage 3 keeps weights
+    gathered between forward and backward. prefetch_units: units gathered ahead at stage 3. shard_size: ranks in a
+    shard group (hybrid).
     """
 
     stage: Stage
@@ -116,7 +117,8 @@ class Claims:
 
 @dataclass(frozen=True)
 class ParamGroup:
-    """Parameters, by the module's own names, that share options which override the optimizer's (lr, weight_decay, ...)."""
+    """Parameters, by the module's own names, that share options which override the optimizer's (lr, weight_decay,
+    ...)."""
 
     names: tuple[str, ...]
     options: Mapping[str, Any] = field(default_factory=dict)

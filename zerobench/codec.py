@@ -38,7 +38,7 @@ def encode(value: Any) -> Any:
 
 def decode(kind: type[T], data: Any, where: str = "") -> T:
     """The value of type `kind` that `data` stands for. Raises ValueError naming the field that does not fit."""
-    return _decode(kind, data, where or kind.__name__)
+    return _decode(kind, data, where or kind.__name__)  # type: ignore[no-any-return]
 
 
 @cache
@@ -70,7 +70,7 @@ def _decode(kind: Any, data: Any, where: str) -> Any:
         if origin is tuple and not (len(args) == 2 and args[1] is Ellipsis):
             if len(args) != len(data):
                 raise ValueError(f"{where}: expected {len(args)} items, got {len(data)}")
-            return tuple(_decode(a, v, f"{where}[{i}]") for i, (a, v) in enumerate(zip(args, data)))
+            return tuple(_decode(a, v, f"{where}[{i}]") for i, (a, v) in enumerate(zip(args, data, strict=True)))
         return origin(_decode(args[0], v, f"{where}[{i}]") for i, v in enumerate(data))
     if origin in (dict, Mapping) or (isinstance(origin, type) and issubclass(origin, Mapping)):
         if not isinstance(data, Mapping):

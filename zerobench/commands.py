@@ -7,8 +7,14 @@ import sys
 from argparse import Namespace
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from zerobench.finding import Finding, Verdict
+
+if TYPE_CHECKING:
+    from zerobench.case import Case
+    from zerobench.coherence import Known
+    from zerobench.runner import Plan
 
 DEADLINE_S = 60.0
 
@@ -110,7 +116,7 @@ def conform(arguments: Namespace) -> int:
     return _finish(done.verdict, arguments.json, interrupted=done.interrupted)
 
 
-def _conform_plan(arguments: Namespace) -> object:
+def _conform_plan(arguments: Namespace) -> Plan:
     from zerobench.accelerators import automatic
     from zerobench.case import Case
     from zerobench.checks.catalogue import CHECKS
@@ -363,7 +369,7 @@ def selftest(arguments: Namespace) -> int:
     return run_selftest(arguments)
 
 
-def known() -> object:
+def known() -> Known:
     """The names that exist here, without importing an implementation."""
     from zerobench.checks.catalogue import CHECKS
     from zerobench.coherence import Known
@@ -373,14 +379,14 @@ def known() -> object:
     return Known(implementations=tuple(e.name for e in names()), models=tuple(SIZES), checks=tuple(CHECKS))
 
 
-def _located(case: object, device: str = "auto") -> object:
+def _located(case: Case, device: str = "auto") -> Case:
     """The case with a path of its reference made absolute, since ranks may start elsewhere; on `device`, if not auto."""
     from dataclasses import replace
 
     from zerobench.implementations.registry import absolute
 
     where = case.device if device == "auto" else device  # type: ignore[attr-defined]
-    return replace(case, reference=absolute(case.reference), device=where)  # type: ignore[type-var, attr-defined]
+    return replace(case, reference=absolute(case.reference), device=where)
 
 
 def _value(text: str) -> object:

@@ -17,7 +17,8 @@ NAMED_DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bflo
 
 
 def unit_roundoff(dtype: torch.dtype) -> float:
-    """u: rounding x to `dtype` (nearest) errs by at most u |x|, away from under- and overflow (Higham 2002, theorem 2.2)."""
+    """u: rounding x to `dtype` (nearest) errs by at most u |x|, away from under- and overflow (Higham 2002, theorem
+    2.2)."""
     return float(2.0 ** -SIGNIFICAND[dtype])
 
 

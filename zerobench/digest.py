@@ -10,7 +10,8 @@ from torch import Tensor
 
 
 def digest(tensors: Iterable[Tensor]) -> tuple[str, int]:
-    """(digest, bytes) of the tensors' elements, dtypes and order; shapes do not count, so a flat copy equals the original."""
+    """(digest, bytes) of the tensors' elements, dtypes and order; shapes do not count, so a flat copy equals the
+    original."""
     hashed, nbytes = hashlib.blake2b(digest_size=16), 0
     for tensor in tensors:
         local = tensor.to_local() if hasattr(tensor, "to_local") else tensor

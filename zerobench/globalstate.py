@@ -14,7 +14,8 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2)
 
 
 def snapshot() -> dict[str, Any]:
-    """Settings by name. Environment variables are left out: libraries set their own, and nothing here reads them twice."""
+    """Settings by name. Environment variables are left out: libraries set their own, and nothing here reads them
+    twice."""
     umask = os.umask(0)
     os.umask(umask)
     return {

@@ -145,7 +145,9 @@ def _say(blank: Finding, check: Check, view: View, by: str) -> Finding:
     except Exception as fault:
         where = traceback.extract_tb(fault.__traceback__)[-1]
         at = f"{Path(where.filename).name}:{where.lineno}"
-        return replace(blank, status=Status.ERROR, actual=f"zerobench's own fault, at {at}: {type(fault).__name__}: {fault}")
+        return replace(
+            blank, status=Status.ERROR, actual=f"zerobench's own fault, at {at}: {type(fault).__name__}: {fault}"
+        )
     return replace(
         blank,
         status=word.claim if by == "claim" else word.paper,

@@ -198,11 +198,12 @@ class AdamStates:
 class Clipping:
     """Clipping by the global norm, each step judged from the implementation's own gradient and weights before it.
 
-    The norm is that of the whole gradient. In fp32, summed in any order, N squares err by at most N u relative, and their
-    root by half of that: (N/2 + 2) u. The update of plain SGD is w - lr c g with c = min(1, max_norm / (norm + 1e-6)), the
-    form of torch.nn.utils.clip_grad_norm_, or without the 1e-6: whichever is nearer. It takes a product for c, one for the
-    clipped gradient (stored in the gradient's dtype where that is narrower), one for lr, and a subtraction: 4 roundings of
-    |lr c g|, one of |w|, and what c inherits from the norm. Where nothing is clipped c is exactly 1.
+    The norm is that of the whole gradient. In fp32, summed in any order, N squares err by at most N u relative, and
+    their root by half of that: (N/2 + 2) u. The update of plain SGD is w - lr c g with c = min(1, max_norm / (norm +
+    1e-6)), the form of torch.nn.utils.clip_grad_norm_, or without the 1e-6: whichever is nearer. It takes a product
+    for c, one for the clipped gradient (stored in the gradient's dtype where that is narrower), one for lr, and a
+    subtraction: 4 roundings of |lr c g|, one of |w|, and what c inherits from the norm. Where nothing is clipped c is
+    exactly 1.
     """
 
     EPSILON = 1e-6
@@ -248,12 +249,12 @@ class Clipping:
 class Trajectory:
     """Several steps of free training beside the oracle's, which at n*A <= 2 in fp32 is DDP's arithmetic bit for bit.
 
-    Beyond that rounding differs, and training amplifies it. How much is measured on the oracle itself: twins whose every
-    reduced gradient is off by exactly the largest rounding error that the claimed dtypes allow (Gradients.bound), with
-    random signs, and every weight by three roundings. Twice the twins' largest deviation bounds a correct implementation's.
-    Deviations of weights are pooled over a tensor; over all tensors with Adam, whose steps have one scale and where an
-    element that rounding pushes across zero moves as far as any. Losses are few, so theirs are pooled over all ranks and
-    steps; their floor is one rounding of the loss itself.
+    Beyond that rounding differs, and training amplifies it. How much is measured on the oracle itself: twins whose
+    every reduced gradient is off by exactly the largest rounding error that the claimed dtypes allow
+    (Gradients.bound), with random signs, and every weight by three roundings. Twice the twins' largest deviation
+    bounds a correct implementation's. Deviations of weights are pooled over a tensor; over all tensors with Adam,
+    whose steps have one scale and where an element that rounding pushes across zero moves as far as any. Losses are
+    few, so theirs are pooled over all ranks and steps; their floor is one rounding of the loss itself.
     """
 
     TWINS = 3

@@ -25,8 +25,9 @@ Batch = tuple[Tensor, ...]
 
 @dataclass(frozen=True)
 class Gradients:
-    """Of one step, by parameter name, fp64 on the CPU. mean: over all micro-batches. magnitude: the mean of their absolute
-    values, which bounds the rounding of any order of summation. losses: one a micro-batch, in the order given."""
+    """Of one step, by parameter name, fp64 on the CPU. mean: over all micro-batches. magnitude: the mean of their
+    absolute values, which bounds the rounding of any order of summation. losses: one a micro-batch, in the order
+    given."""
 
     mean: dict[str, Tensor]
     magnitude: dict[str, Tensor]
@@ -45,7 +46,8 @@ class Gradients:
 
 
 class Oracle:
-    """Textbook training of `module` (fp32, copied). masters: name -> fp32 parameter, a tied weight under its first name."""
+    """Textbook training of `module` (fp32, copied). masters: name -> fp32 parameter, a tied weight under its first
+    name."""
 
     def __init__(
         self,
@@ -125,12 +127,15 @@ class Oracle:
         """Go on with these momentum buffers (SGD)."""
         for name, buffer in buffers.items():
             master = self.masters[name]
-            self.optimizer.state[master]["momentum_buffer"] = buffer.reshape(master.shape).to(master.device, master.dtype).clone()
+            self.optimizer.state[master]["momentum_buffer"] = (
+                buffer.reshape(master.shape).to(master.device, master.dtype).clone()
+            )
 
 
 @dataclass(frozen=True)
 class AdamStep:
-    """One textbook Adam step in fp64, and the most by which a correct fp32 one may differ, for weight and both moments."""
+    """One textbook Adam step in fp64, and the most by which a correct fp32 one may differ, for weight and both
+    moments."""
 
     weight: Tensor
     exp_avg: Tensor
@@ -153,15 +158,16 @@ def adam_step(
 ) -> AdamStep:
     """Textbook Adam (Kingma and Ba 2015, algorithm 1; decoupled decay: Loshchilov and Hutter 2019, algorithm 2).
 
-    All tensors of one shape; `step` counts from 1; `moments` is the dtype in which the moments are kept; options(name) is
-    lr or weight_decay of this parameter's group. Bounds, with u of fp32 and u' of the moments' dtype:
+    All tensors of one shape; `step` counts from 1; `moments` is the dtype in which the moments are kept;
+    options(name) is lr or weight_decay of this parameter's group. Bounds, with u of fp32 and u' of the moments'
+    dtype:
 
     m' = m + (1-b1)(g-m), whose terms pass a difference, a product, a sum and a rounded coefficient: 4 roundings of at
-    most |m|+|g|, and one for a gradient that is unscaled on the way: 5u(|m|+|g|) + u'|m'|. v' is a sum of positive terms
-    of 4 roundings each, and twice the gradient's one: 6u v' + u'v'. The denominator takes half of that and 4 roundings
-    (root, division, eps, sum); the quotient two more, and a step size computed in fp64 and rounded: with q = |m'|/denominator,
-    |error of the step| <= lr' (err(m')/denominator + q (3u + u'/2 + 4u + 3u)), and the weight takes 3 roundings (decay,
-    sum, store) of at most |w| + |step|.
+    most |m|+|g|, and one for a gradient that is unscaled on the way: 5u(|m|+|g|) + u'|m'|. v' is a sum of positive
+    terms of 4 roundings each, and twice the gradient's one: 6u v' + u'v'. The denominator takes half of that and 4
+    roundings (root, division, eps, sum); the quotient two more, and a step size computed in fp64 and rounded: with q
+    = |m'|/denominator, |error of the step| <= lr' (err(m')/denominator + q (3u + u'/2 + 4u + 3u)), and the weight
+    takes 3 roundings (decay, sum, store) of at most |w| + |step|.
     """
     u, um = unit_roundoff(torch.float32), unit_roundoff(moments)
     if moments == torch.float32:

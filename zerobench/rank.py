@@ -46,7 +46,8 @@ class Outcome:
     model: ModelFacts | None = None
 
     def to_json(self) -> dict[str, Any]:
-        return encode(self) | {"claims": self.claims.to_json() if self.claims else None}
+        body: dict[str, Any] = encode(self)
+        return body | {"claims": self.claims.to_json() if self.claims else None}
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Outcome:

@@ -25,8 +25,8 @@ class Call:
 
     numel: elements of the full tensor, the S of a ring's cost: an all-reduce's, broadcast's or reduce's tensor; what a
     reduce-scatter takes and an all-gather gives. nbytes: numel x itemsize. group: the ranks, by global number.
-    by: the thread that called, "main" or its name. received_numel: elements that come from other ranks, where the shares
-    are uneven; None where it is numel (n - 1) / n.
+    by: the thread that called, "main" or its name. received_numel: elements that come from other ranks, where the
+    shares are uneven; None where it is numel (n - 1) / n.
     """
 
     step: int
@@ -44,7 +44,8 @@ class Call:
 
 @dataclass(frozen=True)
 class Piece:
-    """A live storage that no claim covers. by: the operator that made it. looks_like: what its content matches, if anything."""
+    """A live storage that no claim covers. by: the operator that made it. looks_like: what its content matches, if
+    anything."""
 
     nbytes: int
     by: str
@@ -111,8 +112,9 @@ class Wire:
 class Comparison:
     """One tensor at one step against what it should be.
 
-    mismatches: elements that differ. max_abs, max_ulp: largest difference. worst: the largest difference over its derived
-    bound (at most 1 is right). factor: what the tensor is a constant multiple of the right one by. first: first wrong index.
+    mismatches: elements that differ. max_abs, max_ulp: largest difference. worst: the largest difference over its
+    derived bound (at most 1 is right). factor: what the tensor is a constant multiple of the right one by. first:
+    first wrong index.
     """
 
     step: int
@@ -190,7 +192,8 @@ class Sample:
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """The model of a run. psi: trainable elements, a tied weight once; units: trainable elements of each, the rest last."""
+    """The model of a run. psi: trainable elements, a tied weight once; units: trainable elements of each, the rest
+    last."""
 
     psi: int
     frozen: int = 0

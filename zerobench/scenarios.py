@@ -11,7 +11,8 @@ from zerobench.claims import OptimizerSpec
 
 ADAMW = OptimizerSpec("adamw", lr=1e-3, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1)
 SGD = OptimizerSpec("sgd", lr=0.25, momentum=0.5)
-"""Powers of two, so that on the dyadic model every update is exact. SGD because Adam cannot see the scale of a gradient."""
+"""Powers of two, so that on the dyadic model every update is exact. SGD because Adam cannot see the scale of a
+gradient."""
 
 PLAIN_SGD = OptimizerSpec("sgd", lr=0.25)
 TINY = OptimizerSpec("sgd", lr=2.0**-14)
@@ -36,7 +37,8 @@ class Scenario:
     poison: the loss of the last rank is multiplied by this ("inf" or "nan") at step `poisoned`.
     apart: ranks start from different weights. delayed: ranks enter collectives late, in turns, and freed memory is
     overwritten. evaluated: a forward without gradients after every step.
-    checkpoint: "save" after RESUME_AT steps, or "load" what the run of the scenario `loads` saved, at `world` times its n.
+    checkpoint: "save" after RESUME_AT steps, or "load" what the run of the scenario `loads` saved, at `world` times
+    its n.
     """
 
     name: str

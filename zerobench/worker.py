@@ -95,8 +95,8 @@ def describe(call: Call) -> str:
 
 
 def _lateness(run: Run, context: RankContext) -> Callable[[], None]:
-    """Makes this rank late for every n-th collective, another one each time, so that what others forget to wait for is not
-    there yet; and has freed memory overwritten, so that what is read after it was freed is not what it was."""
+    """Makes this rank late for every n-th collective, another one each time, so that what others forget to wait for
+    is not there yet; and has freed memory overwritten, so that what is read after it was freed is not what it was."""
     allocator.poison_freed()
     turn = count()
 
@@ -165,7 +165,8 @@ def model_facts(
     """What the judging side needs to know of a model; Psi counts trainable elements, a tied weight once."""
     trainable = {name: p for name, p in module.named_parameters() if p.requires_grad}
     psi = sum(p.numel() for p in trainable.values())
-    sizes, seen = [], set()
+    sizes: list[int] = []
+    seen: set[int] = set()
     for unit in units:
         mine = [p for p in unit.parameters() if p.requires_grad and id(p) not in seen]
         seen.update(id(p) for p in mine)
@@ -185,7 +186,8 @@ def model_facts(
 
 
 def grouped(spec: OptimizerSpec, facts: ModelFacts) -> OptimizerSpec:
-    """Every other parameter in a group of half the learning rate, one group without members, the others left to the rest."""
+    """Every other parameter in a group of half the learning rate, one group without members, the others left to the
+    rest."""
     slow = ParamGroup(tuple(facts.parameters)[::2], {"lr": spec.lr / 2})
     return replace(spec, groups=(slow, ParamGroup((), {"lr": spec.lr * 2})))
 

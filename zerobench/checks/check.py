@@ -116,22 +116,24 @@ class View:
         return max([*model.units, largest])
 
     def padding_total(self) -> int:
-        """Elements of padding that a whole tensor may travel with: what is claimed of one rank's part, for every rank."""
+        """Elements of padding that a whole tensor may travel with: what is claimed of one rank's part, for every
+        rank."""
         return self.n * self.claims.padding_numel
 
     def padding_cap(self) -> int:
         """The most padding that a claim may ask for, in elements a rank and category: the suite's cap.
 
-        Rounding every parameter up to a multiple of n costs at most (n-1) a parameter; rounding up rows of matrices costs
-        up to n-1 rows each, which on small models comes to a few hundredths of Psi. More is a buffer by another name.
+        Rounding every parameter up to a multiple of n costs at most (n-1) a parameter; rounding up rows of matrices
+        costs up to n-1 rows each, which on small models comes to a few hundredths of Psi. More is a buffer by another
+        name.
         """
         return max((self.n - 1) * max(len(self.model.parameters), 1), self.psi // 20)
 
 
 @dataclass(frozen=True)
 class Check:
-    """One row. kind: "==" exact, "<=" bound, "within" noise, "" for none. scenarios: the runs it reads, the first its main
-    one. also: runs that it reads where the implementation supports what they need, and does without elsewhere.
+    """One row. kind: "==" exact, "<=" bound, "within" noise, "" for none. scenarios: the runs it reads, the first its
+    main one. also: runs that it reads where the implementation supports what they need, and does without elsewhere.
     over: "case", or "family" for one word about all world sizes."""
 
     id: str
@@ -164,10 +166,11 @@ def payload(calls: Iterable[Call], steps: Iterable[int], model: ModelFacts) -> l
 
 
 def is_control(call: Call, model: ModelFacts) -> bool:
-    """Whether a collective is control traffic: one element (a norm, an overflow flag), a barrier, or a few whole numbers.
+    """Whether a collective is control traffic: one element (a norm, an overflow flag), a barrier, or a few whole
+    numbers.
 
-    Whole numbers are indices and sizes, as when DDP tells the ranks its bucket order after the first step: at most two for
-    each parameter tensor. Longer ones could be quantised gradients, and count.
+    Whole numbers are indices and sizes, as when DDP tells the ranks its bucket order after the first step: at most
+    two for each parameter tensor. Longer ones could be quantised gradients, and count.
     """
     if call.numel <= 1 or call.kind is Collective.BARRIER:
         return True
@@ -200,5 +203,5 @@ def ranks_text(ranks: Iterable[int], n: int) -> str:
 
 
 def signed(nbytes: Fraction | int) -> str:
-    sign = "-" if nbytes < 0 else "+"
-    return f"{sign}{nbytes_text(abs(nbytes))}"
+    """ "+510 kB", "-8 B"."""
+    return f"{'-' if nbytes < 0 else '+'}{nbytes_text(abs(Fraction(nbytes)))}"

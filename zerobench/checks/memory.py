@@ -20,10 +20,9 @@ from zerobench.checks.check import (
 )
 from zerobench.claims import Recipe
 from zerobench.finding import Level
-from zerobench.record import Record, Sample
+from zerobench.record import Piece
 from zerobench.terms import DTYPE_NBYTES, MODEL_STATES, Category, Moment, Stage
 from zerobench.units import nbytes_text
-
 
 CLOSURE_NBYTES = 1 << 20
 """What malloc counts beside tensors: some 0.5 kB a tensor, and what libraries keep once they have run (a matrix product
@@ -91,14 +90,15 @@ def _resembles(view: View, mean: Fraction) -> list[str]:
 def unclaimed(view: View) -> Judgement:
     """Live bytes that no claim covers, at BACKWARD and STEPPED of every step from the second on.
 
-    Stages 0 and 1 may keep the gradient's buffer from step to step without showing it between steps (DDP's buckets, after
-    zero_grad): at STEPPED what the claim lacks of a whole gradient is theirs.
+    Stages 0 and 1 may keep the gradient's buffer from step to step without showing it between steps (DDP's buckets,
+    after zero_grad): at STEPPED what the claim lacks of a whole gradient is theirs.
     """
     bucket = view.bucket_numel()
     g = itemsize(view.recipe.gradient)
     allowed = 2 * bucket * max(g, itemsize(view.recipe.reduce or view.recipe.gradient))
     whole = 0 if view.stage.shards(Category.GRADIENT) else g * (view.psi + view.claims.padding_numel)
-    worst, where, rank, pieces = -1, "", 0, ()
+    worst, where, rank = -1, "", 0
+    pieces: tuple[Piece, ...] = ()
     for sample in view.samples:
         for h in sample.holdings:
             if h.step < 1 or h.moment not in (Moment.BACKWARD, Moment.STEPPED):

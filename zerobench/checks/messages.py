@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from fractions import Fraction
 
 from zerobench.checks.check import Check, Judgement, NotApplicable, View, payload, per_psi, ranks_text, verdict
 from zerobench.checks.traffic import claimed_volume, step_volumes
@@ -55,7 +56,7 @@ def padding(view: View) -> Judgement:
     a = view.main.run.case.micro_batches
     claimed = claimed_volume(view, a)
     allowed = claimed * view.padding_total()
-    excess = max(step_volumes(view.main).values()) - claimed * view.psi
+    excess = max(Fraction(0), max(step_volumes(view.main).values()) - claimed * view.psi)
     cap_ok = view.claims.padding_numel <= view.padding_cap()
     holds = excess <= allowed and cap_ok
     return Judgement(
@@ -63,8 +64,8 @@ def padding(view: View) -> Judgement:
         paper=verdict(holds),
         expected=f"<= {int(allowed)} elements a step ({view.claims.padding_numel} a rank and category; "
         f"the cap is {view.padding_cap()})",
-        actual=f"{int(max(excess, 0))} elements",
-        metrics=(("elements", float(max(excess, 0))),),
+        actual=f"{int(excess)} elements",
+        metrics=(("elements", float(excess)),),
     )
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from fractions import Fraction
-
 from zerobench.checks.check import (
     Check,
     Judgement,
@@ -18,7 +16,7 @@ from zerobench.checks.check import (
 )
 from zerobench.finding import Level, Status
 from zerobench.record import Record, Sample
-from zerobench.terms import DTYPE_NBYTES, Category, Moment, Stage
+from zerobench.terms import Category, Moment, Stage
 from zerobench.units import nbytes_text
 
 
@@ -103,8 +101,8 @@ def step_peak(view: View) -> Judgement:
     """What a step adds to what is alive before it: casts and the optimizer's temporaries.
 
     Derivation: the rank updates e elements, its share from stage 1 on. The gradient is cast to fp32 once (4 e bytes); a
-    foreach Adam makes one temporary of e elements for the root of the second moment and one for the denominator (8 e); the
-    new weights are rounded (w e). Beside that one bucket that is gathered or unscaled at a time.
+    foreach Adam makes one temporary of e elements for the root of the second moment and one for the denominator (8
+    e); the new weights are rounded (w e). Beside that one bucket that is gathered or unscaled at a time.
     """
     share = -(-view.psi // (view.claims.shard_size or view.n)) if view.stage.shards(Category.OPTIMIZER) else view.psi
     updated = share + view.claims.padding_numel
@@ -148,8 +146,8 @@ def init_peak(view: View) -> Judgement:
 
 
 def gathered_numel(view: View) -> int:
-    """Elements of weights that stage 3 may have gathered at once: the unit in use, those ahead, and the root's; where all
-    are kept, all, and the buffer that one unit is gathered into before it is copied to its parameters."""
+    """Elements of weights that stage 3 may have gathered at once: the unit in use, those ahead, and the root's; where
+    all are kept, all, and the buffer that one unit is gathered into before it is copied to its parameters."""
     if view.claims.gathered:
         return view.psi + max(view.model.units) + view.n * view.claims.padding_numel
     units = sorted(view.model.units, reverse=True)
@@ -182,10 +180,11 @@ def _unclaimed(sample: Sample, record: Record) -> int:
 def _peak_allowance(view: View, at_rest: int) -> tuple[int, str]:
     """Bytes that backward may add to rest, and in words.
 
-    Derivation: the gradient itself (whole at stages 0-1, this rank's share from stage 2 on, with the claimed padding), less
-    what of it is alive at rest already; what is not yet reduced: one unit that the engine has not taken over (0-1), or the
-    bucket being filled and the one in flight (2-3), in the wider of the gradient's and the wire's dtype; and at stage 3
-    the gathered weights of the unit in use, of those ahead, and of the unit around the root.
+    Derivation: the gradient itself (whole at stages 0-1, this rank's share from stage 2 on, with the claimed
+    padding), less what of it is alive at rest already; what is not yet reduced: one unit that the engine has not
+    taken over (0-1), or the bucket being filled and the one in flight (2-3), in the wider of the gradient's and the
+    wire's dtype; and at stage 3 the gathered weights of the unit in use, of those ahead, and of the unit around the
+    root.
     """
     recipe, claims = view.recipe, view.claims
     g = itemsize(claims.accumulate or recipe.gradient)

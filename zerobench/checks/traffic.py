@@ -209,7 +209,7 @@ def closure(view: View) -> Judgement:
         model = sum((costs[c] or Fraction(0) for c in calls), Fraction(0))
         framing = sum(gloo.framing_nbytes(c, view.n) for c in calls)
         gap = sample.wire.received_nbytes - model
-        if abs(gap) > max(Fraction(5, 1000) * model, framing):
+        if abs(gap) > max(Fraction(5, 1000) * model, Fraction(framing)):
             wrong.append(sample.rank)
         worst = max(worst, Fraction(abs(gap), model) if model else Fraction(0))
         lines.append(f"rank {sample.rank}: wire {nbytes_text(sample.wire.received_nbytes)}, log {nbytes_text(model)}")

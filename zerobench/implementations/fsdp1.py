@@ -51,7 +51,7 @@ ALIGNMENT = 16
 
 class Fsdp1Engine(ShardedEngine):
     model: FullyShardedDataParallel
-    # Whole states: sharded ones lack the optimizer states of a parameter that a rank has nothing of, and do not load.
+    # Whole states, as FSDP1's recipes save them.
     state_dict_options = StateDictOptions(full_state_dict=True)
 
     def __init__(self, job: Job, strategy: ShardingStrategy, mesh: DeviceMesh | None) -> None:

@@ -36,11 +36,11 @@ class World:
 class Job:
     """What to train, and how.
 
-    module: fp32 on world.device, the implementation's own from now on. units: submodules that are sharded or bucketed as
-    one; what is in none forms one more. precision: "fp32", "bf16" or "fp16". micro_batches: A. bucket_numel: the bucket
-    that the scenario asks for, in elements, honoured by whoever supports "bucket". loss_scale: a number, "dynamic"
-    (starts at initial_scale, halves on overflow) or None. features: the words that this scenario exercises. options:
-    from the suite; one that `build` never read is an error.
+    module: fp32 on world.device, the implementation's own from now on. units: submodules that are sharded or bucketed
+    as one; what is in none forms one more. precision: "fp32", "bf16" or "fp16". micro_batches: A. bucket_numel: the
+    bucket that the scenario asks for, in elements, honoured by whoever supports "bucket". loss_scale: a number,
+    "dynamic" (starts at initial_scale, halves on overflow) or None. features: the words that this scenario exercises.
+    options: from the suite; one that `build` never read is an error.
     """
 
     module: nn.Module

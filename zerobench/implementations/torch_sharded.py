@@ -1,7 +1,7 @@
 """What FSDP1 and FSDP2 have in common for an engine: fp32 shards that torch.optim updates, reduced by backward itself.
 
 With A > 1 every micro-batch is reduced and summed in the shard, as both do unless told otherwise. Checkpoints are those
-of torch.distributed.checkpoint: each rank writes its shards, and any number of ranks reads them.
+of torch.distributed.checkpoint, which any number of ranks may read.
 
 What is claimed of a shard is its whole storage: a shard may be a view of one that is padded.
 """
@@ -103,12 +103,12 @@ class ShardedEngine:
 
     def save(self, path: Path) -> None:
         model, optimizer = get_state_dict(self.model, self.optimizer, options=self.state_dict_options)
-        dcp.save({"model": model, "optimizer": optimizer}, checkpoint_id=path)
+        dcp.save({"model": model, "optimizer": optimizer}, checkpoint_id=path)  # type: ignore[attr-defined]
 
     def load(self, path: Path) -> None:
         options = self.state_dict_options
         model, optimizer = get_state_dict(self.model, self.optimizer, options=options)
-        dcp.load({"model": model, "optimizer": optimizer}, checkpoint_id=path)
+        dcp.load({"model": model, "optimizer": optimizer}, checkpoint_id=path)  # type: ignore[attr-defined]
         set_state_dict(self.model, self.optimizer, model_state_dict=model, optim_state_dict=optimizer, options=options)
 
     def close(self) -> None:

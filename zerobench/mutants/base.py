@@ -20,7 +20,8 @@ class Planted(Reference):
 
     def claims(self, job: Job) -> Claims:
         honest = type("Honest", (Reference,), {"stage": self.built if self.built is not None else self.stage})()
-        return replace(honest.claims(job), stage=self.stage)
+        claims: Claims = honest.claims(job)
+        return replace(claims, stage=self.stage)
 
     def build(self, job: Job) -> Zero:
         return self.engine(job, self.built if self.built is not None else self.stage)

@@ -1,7 +1,7 @@
 """What a mutant is, as data. No torch.
 
-A mutant is a correct implementation with one real fault planted. Its base is the reference at some stage; everything but
-the fault is the base's, so that what kills it is the fault.
+A mutant is a correct implementation with one real fault planted. Its base is the reference at some stage; everything
+but the fault is the base's, so that what kills it is the fault.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Any
 @dataclass(frozen=True)
 class Mutant:
     """reference: where ranks find it. killers: checks of which each must kill it. stands_for: the public report.
-    precision, world_size, micro_batches: where it shows. through: checks whose runs are done as well. loud: the fault itself
-    is a crash or a hang; every other one is silent, and a kill by crash alone would prove nothing."""
+    precision, world_size, micro_batches: where it shows. through: checks whose runs are done as well. loud: the fault
+    itself is a crash or a hang; every other one is silent, and a kill by crash alone would prove nothing."""
 
     name: str
     fault: str

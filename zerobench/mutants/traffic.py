@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -66,5 +68,6 @@ class TrafficOutsideTheLog(Planted):
     class engine(Zero):
         def _reduce(self, bucket: Bucket) -> None:
             group = dist.distributed_c10d._get_default_group()
-            group._get_backend(torch.device("cpu")).allreduce([bucket.gradient.clone()]).wait()
+            backend: Any = group._get_backend(torch.device("cpu"))
+            backend.allreduce([bucket.gradient.clone()]).wait()
             super()._reduce(bucket)

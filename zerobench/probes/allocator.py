@@ -54,8 +54,8 @@ def prepare() -> bool:
 
 
 def poison_freed() -> bool:
-    """Have freed memory overwritten from here on, so that whoever reads it after it was freed reads nonsense: 0xff bytes
-    are NaN in every float dtype. False where the C library cannot."""
+    """Have freed memory overwritten from here on, so that whoever reads it after it was freed reads nonsense: 0xff
+    bytes are NaN in every float dtype. False where the C library cannot."""
     libc = _libc()
     return libc is not None and libc.mallopt(_M_PERTURB, 0xFF) == 1
 

@@ -27,7 +27,7 @@ def bare_boundaries(
         module.to(dtype)
     for parameter in module.parameters():
         if parameter.requires_grad:
-            parameter.register_post_accumulate_grad_hook(_drop)
+            parameter.register_post_accumulate_grad_hook(_drop)  # type: ignore[no-untyped-call]
     ahead: dict[str, int] = {}
     back: dict[str, int] = {}
     with Ledger() as ledger:

@@ -1,7 +1,8 @@
 """How many elements an optimizer updates: what stage 1 and above divide among the ranks.
 
-Counted at the dispatcher, beneath every optimizer class: the last in-place operation of each update rule, single tensor,
-foreach or fused. What an optimizer does in its own kernels is not seen; then nothing is counted, and nothing is judged.
+Counted at the dispatcher, beneath every optimizer class: the last in-place operation of each update rule, single
+tensor, foreach or fused. What an optimizer does in its own kernels is not seen; then nothing is counted, and nothing
+is judged.
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 _RULES = ("addcdiv_", "_foreach_addcdiv_", "_fused_adam_", "_fused_adamw_", "_fused_sgd_")
 
 
-class UpdatedElements(TorchDispatchMode):
+class UpdatedElements(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """A context manager around a step. numel: elements of the tensors that update rules wrote, DTensors' local parts."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.numel = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -1,4 +1,5 @@
-"""Findings on a terminal or in a log: a table of what was measured, every failure in full, and a sum that hides nothing."""
+"""Findings on a terminal or in a log: a table of what was measured, every failure in full, and a sum that hides
+nothing."""
 
 from __future__ import annotations
 
@@ -46,7 +47,9 @@ def case_table(cases: Sequence[Case], records: Mapping[str, Record], verdict: Ve
     by_case: dict[str, list[Finding]] = {}
     for finding in verdict.findings:
         by_case.setdefault(finding.case, []).append(finding)
-    rows = [("case", "claims", "model states a rank", "formula", "sent a step", "step", "verdict")]
+    rows: list[tuple[str, ...]] = [
+        ("case", "claims", "model states a rank", "formula", "sent a step", "step", "verdict")
+    ]
     for case in cases:
         found = {f.check: f for f in by_case.get(case.id, [])}
         record = records.get(case.run("plain").id)
@@ -69,7 +72,7 @@ def case_table(cases: Sequence[Case], records: Mapping[str, Record], verdict: Ve
                 _word(found.values()),
             )
         )
-    return table([r for r in _without_empty(rows)])
+    return table(_without_empty(rows))
 
 
 def _without_empty(rows: list[tuple[str, ...]]) -> list[tuple[str, ...]]:

@@ -1,4 +1,5 @@
-"""Words on a terminal: columns that line up, colour only where it is seen, nothing of a stranger's that moves the cursor."""
+"""Words on a terminal: columns that line up, colour only where it is seen, nothing of a stranger's that moves the
+cursor."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Records made by hand: what a correct stage 2 would leave behind, with one thing changed at will. No ranks, no torch."""
+"""Records made by hand: what a correct stage 2 would leave behind, with one thing changed at will. No ranks, no
+torch."""
 
 from __future__ import annotations
 

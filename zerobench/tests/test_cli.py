@@ -33,7 +33,13 @@ def stored(folder: Path, *records: object, checks: tuple[str, ...] = ("memory.at
 
 
 def test_help_imports_no_torch_and_names_every_command() -> None:
-    code = "import sys; sys.argv = ['zerobench', '--help']\nfrom zerobench.cli import main\ntry: main()\nexcept SystemExit: pass\nassert not {'torch', 'pandas', 'pydantic', 'yaml'} & set(sys.modules)"
+    code = (
+        "import sys; sys.argv = ['zerobench', '--help']\n"
+        "from zerobench.cli import main\n"
+        "try: main()\n"
+        "except SystemExit: pass\n"
+        "assert not {'torch', 'pandas', 'pydantic', 'yaml'} & set(sys.modules)"
+    )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert found.returncode == 0, found.stderr
     for command in ("run", "conform", "report", "predict", "list", "validate", "schema", "spec", "selftest"):
@@ -95,7 +101,20 @@ def test_a_verdict_is_recomputed_from_the_file_alone(tmp_path: Path) -> None:
         ("made::zero2/gpt-tiny/n4/bf16::runtime.completes", "pass"),
     ]
     assert set(lines[0]) >= set(
-        ["id", "suite", "case", "check", "status", "claim", "paper", "requirement", "expected", "actual", "relation", "ranks"]
+        [
+            "id",
+            "suite",
+            "case",
+            "check",
+            "status",
+            "claim",
+            "paper",
+            "requirement",
+            "expected",
+            "actual",
+            "relation",
+            "ranks",
+        ]
     )
 
 

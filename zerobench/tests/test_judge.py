@@ -1,4 +1,5 @@
-"""Verdicts from records alone: right ones pass, each wrong one fails the check that speaks of it, and nothing is lost."""
+"""Verdicts from records alone: right ones pass, each wrong one fails the check that speaks of it, and nothing is
+lost."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from zerobench.finding import Finding, Status, Verdict
 from zerobench.judge import judge, plan
 from zerobench.record import Call, Failure, Record, Sample
 from zerobench.terms import Collective, Moment, Stage
-from zerobench.tests.made import CASE, CLAIMS, N, PSI, record
+from zerobench.tests.made import CASE, CLAIMS, PSI, N, record
 
 Change = Callable[[Sample], Sample]
 

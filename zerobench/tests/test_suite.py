@@ -307,7 +307,9 @@ def test_shipped_suites_are_sound(name):
 def test_the_suites_are_shipped():
     assert {"smoke", "model-states", "traffic", "equivalence"} <= set(names())
     assert find("smoke") == find(str(find("smoke")))
-    with pytest.raises(LookupError, match=r"no suite 'smoek' \(did you mean 'smoke'\?\); shipped: equivalence"):
+    with pytest.raises(
+        LookupError, match=r"no suite 'smoek' \(did you mean 'smoke'\?\); shipped: conformance, equivalence"
+    ):
         find("smoek")
 
 
