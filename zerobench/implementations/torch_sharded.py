@@ -75,6 +75,7 @@ class ShardedEngine:
     def __init__(self, job: Job, model: nn.Module, optimizer: Optimizer) -> None:
         self.model, self.optimizer, self.micro_batches = model, optimizer, job.micro_batches
         self.clip_norm = job.clip_norm
+        self._shards = _storages(list(model.parameters()))  # as built; in between the parameters may be gathered ones
 
     def forward(self, batch: tuple[Tensor, ...], *, last: bool) -> Tensor:
         return self.model(*batch)  # type: ignore[no-any-return]
@@ -93,11 +94,11 @@ class ShardedEngine:
         raise NotImplementedError
 
     def model_states(self) -> dict[Category, list[Tensor]]:
-        shards = list(self.model.parameters())
+        gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
         states = [v for state in self.optimizer.state.values() for v in state.values() if isinstance(v, Tensor)]
         return {
-            Category.PARAMETER: _storages(shards),
-            Category.GRADIENT: _storages([p.grad for p in shards if p.grad is not None]),
+            Category.PARAMETER: self._shards,
+            Category.GRADIENT: _storages(gradients),
             Category.OPTIMIZER: _storages(states),
         }
 

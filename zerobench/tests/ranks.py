@@ -20,7 +20,7 @@ def run_ranks(work: Callable[..., Any], n: int, *args: Any, deadline_s: float = 
     "deadline" for one that was too slow.
     """
     context = mp.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "zerobench.probes.traffic"])
+    context.set_forkserver_preload(["torch", "torch._dynamo", "zerobench.probes.traffic"])
     with tempfile.TemporaryDirectory() as folder:
         pipes, ranks = [], []
         try:
