@@ -66,7 +66,7 @@ def at_rest(view: View) -> Judgement:
     return Judgement(
         claim=verdict(not off and padding_ok),
         paper=verdict(mean <= paper + paper_slack),
-        expected=f"{formula(a, b, n)} = {per_psi(total(view.recipe, view.stage, psi, n, view.moments), psi)} bytes a rank"
+        expected=f"{formula(a, b, claims.shard_size or n)} = {per_psi(sum(share.values()), psi)} bytes a rank"
         + (f", at most {claims.padding_numel} elements of padding a category" if claims.padding_numel else ""),
         actual=f"{per_psi(mean, psi)} ({nbytes_text(max(totals))} on the fullest rank, Psi = {psi}); "
         + ("exact" if not off else f"{nbytes_text(off)} off"),

@@ -58,7 +58,9 @@ def plan(job: Job, stage: Stage) -> list[Layout]:
     """The buckets of a job: of each unit, then of what is in none, at most job.bucket_numel elements each.
 
     Parameters go in in reverse order, about that in which backward yields their gradients. One that is larger than a
-    bucket has its own. One that several units share (a tied weight) belongs to the rest, which every unit may use.
+    bucket has its own. One that several units share (a tied weight) belongs to the rest, which every unit may use. A
+    bucket's parameters are neighbours in the module: of the rest, what comes before the units and what comes after them
+    get their gradients at the two ends of backward, and together would stay open, and unsharded, for all of it.
     """
     limit = job.bucket_numel or DEFAULT_BUCKET_NUMEL
     multiple = job.world.size if stage.shards(Category.OPTIMIZER) else 1
@@ -67,15 +69,18 @@ def plan(job: Job, stage: Stage) -> list[Layout]:
         for parameter in unit.parameters():
             units_of[id(parameter)].append(unit)
     members: dict[nn.Module, list[tuple[str, nn.Parameter]]] = {unit: [] for unit in (*job.units, job.module)}
+    place: dict[str, int] = {}
     for name, parameter in job.module.named_parameters():
         if parameter.requires_grad:
             homes = units_of[id(parameter)]
             members[homes[0] if len(homes) == 1 else job.module].append((name, parameter))
+            place[name] = len(place)
     layouts = []
     for unit, named in members.items():
         slots: list[Slot] = []
         for name, parameter in reversed(named):
-            if slots and slots[-1].stop + parameter.numel() > limit:
+            full = slots and slots[-1].stop + parameter.numel() > limit
+            if full or (slots and place[slots[-1].name] != place[name] + 1):
                 layouts.append(_layout(unit, slots, multiple))
                 slots = []
             slots.append(Slot(name, parameter, slots[-1].stop if slots else 0))
