@@ -41,7 +41,8 @@ def device(view: View) -> Judgement:
     """On each rank, the slope over Psi of every witness against that of what it should see, in the last step.
 
     A backend's threads keep a collective's buffers for a moment after it is over, so single readings may be high. What
-    the ledger does not know is there at every moment: at each size the moment counts at which the two are closest.
+    the ledger does not know is there at every moment: the moment counts, the same at every size, at which the slopes are
+    closest.
     """
     records = [r for r in view.records.values() if r.model is not None]
     sizes = {r.model.psi for r in records if r.model}
@@ -52,15 +53,18 @@ def device(view: View) -> Judgement:
     missing: dict[str, str] = {}
     for witness in ON_GPU if gpu else ON_CPU:
         for rank in range(view.n):
-            found = [_closest(r, rank, witness, PAIRS[witness][0]) for r in records]
+            found = [_readings(r, rank, witness, PAIRS[witness][0]) for r in records]
             if why := next((word for word in found if isinstance(word, str)), ""):
                 missing[witness] = why
                 continue
-            points = [
-                (r.model.psi, *p) for r, p in zip(records, found, strict=True) if r.model and not isinstance(p, str)
-            ]
-            seen, right = slope([(x, w) for x, w, _ in points]), slope([(x, a) for x, _, a in points])
-            rows.append(_Slopes(witness, rank, seen, right))
+            by_moment = [f for f in found if not isinstance(f, str)]
+            slopes = []
+            for moment in set.intersection(*(set(f) for f in by_moment)):
+                points = [(r.model.psi, *f[moment]) for r, f in zip(records, by_moment, strict=True) if r.model]
+                seen, right = slope([(x, w) for x, w, _ in points]), slope([(x, a) for x, _, a in points])
+                slopes.append(_Slopes(witness, rank, seen, right))
+            if slopes:
+                rows.append(min(slopes, key=lambda row: row.excess))
     if not rows:
         raise NotApplicable("; ".join(f"{w}: {why}" for w, why in missing.items()))
     wrong = [row for row in rows if row.excess > 1]
@@ -98,10 +102,10 @@ class _Slopes:
         return abs(self.seen - self.right) / (PAIRS[self.witness][1] * self.right) if self.right else float("inf")
 
 
-def _closest(record: Record, rank: int, witness: str, against: str) -> tuple[int, int] | str:
-    """(witness's bytes, those that it should see) at the moment of the last step at which they are closest; or why
-    there are none."""
-    sample, pairs, why = record.samples[rank], [], "the system's view was not taken"
+def _readings(record: Record, rank: int, witness: str, against: str) -> dict[tuple[int, Moment], tuple[int, int]] | str:
+    """(witness's bytes, those that it should see) by step and moment; or why there are none."""
+    sample, why = record.samples[rank], "the system's view was not taken"
+    found: dict[tuple[int, Moment], tuple[int, int]] = {}
     live = {(h.step, h.moment): h.live for h in sample.holdings}
     for resident in sample.residents:
         seen, inner = resident.level(witness), resident.level(against)
@@ -110,8 +114,8 @@ def _closest(record: Record, rank: int, witness: str, against: str) -> tuple[int
         if seen is None or seen.raw is None or right is None:
             why = seen.why if seen is not None and seen.why else why
             continue
-        pairs.append((seen.raw, right))
-    return min(pairs, key=lambda pair: pair[0] - pair[1]) if pairs else why
+        found[resident.step, resident.moment] = (seen.raw, right)
+    return found or why
 
 
 def _waterfall(records: Sequence[Record], rank: int) -> str:
