@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
-from itertools import count
 
 import torch
 
@@ -44,7 +43,7 @@ def work(run: Run, context: RankContext) -> Outcome:
     allocator.prepare()
     residence = _take_place(run, context)
     tap = Tap()
-    late = _lateness(run, context) if SCENARIOS[run.scenario].delayed else None
+    late = _lateness(run, context, tap) if SCENARIOS[run.scenario].delayed else None
 
     def before(call: Call) -> None:
         context.note(f"{tap.phase} of step {tap.step}: {describe(call)}")
@@ -94,14 +93,13 @@ def describe(call: Call) -> str:
     return f"{call.kind.value} of {call.numel} {call.dtype} in ranks {','.join(map(str, call.group))}"
 
 
-def _lateness(run: Run, context: RankContext) -> Callable[[], None]:
-    """Makes this rank late for every n-th collective, another one each time, so that what others forget to wait for
-    is not there yet; and has freed memory overwritten, so that what is read after it was freed is not what it was."""
+def _lateness(run: Run, context: RankContext, tap: Tap) -> Callable[[], None]:
+    """Makes one rank late for every collective of a step, another rank each step: the others run ahead of it, and what
+    they forget to wait for is not there yet. Freed memory is overwritten, so that who reads it reads nonsense."""
     allocator.poison_freed()
-    turn = count()
 
     def late() -> None:
-        if next(turn) % run.case.world_size == context.rank:
+        if tap.step >= 0 and tap.step % run.case.world_size == context.rank:
             time.sleep(LATE_S)
 
     return late
