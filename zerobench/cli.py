@@ -131,7 +131,8 @@ def parser() -> argparse.ArgumentParser:
     _command(commands, "spec", "print the specification: every check with its requirement, formula and mutants")
     selftest = _command(commands, "selftest", "run every mutant and say which checks kill it; no correct one may fail")
     selftest.add_argument("-k", "--select", action="append", metavar="NAME", help="only trials with this in their name")
-    selftest.add_argument("--quick", action="store_true", help="the correct implementations at n = 2 in bf16 only")
+    selftest.add_argument("--markdown", metavar="FILE", help="write the kill matrix as Markdown")
+    selftest.add_argument("--quick", action="store_true", help="few correct implementations, at n = 2 in bf16 only")
     return top
 
 

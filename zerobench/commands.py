@@ -5,23 +5,18 @@ from __future__ import annotations
 import json
 import sys
 from argparse import Namespace
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from zerobench.commands_info import doctor, fail, known, list_, predict, schema, spec, validate, write_lines
 from zerobench.finding import Finding, Verdict
 
 if TYPE_CHECKING:
     from zerobench.case import Case
-    from zerobench.coherence import Known
     from zerobench.runner import Plan
 
 DEADLINE_S = 60.0
-
-
-def fail(text: str, code: int = 2) -> int:
-    print(f"zerobench: {text}", file=sys.stderr)
-    return code
 
 
 def run(arguments: Namespace) -> int:
@@ -207,7 +202,7 @@ def matrix(arguments: Namespace) -> int:
         if arguments.html:
             Path(arguments.html).write_text(html_page(found), encoding="utf-8")
         if arguments.output:
-            _write_json(arguments.output, markdown_lines(found))
+            write_lines(arguments.output, markdown_lines(found))
     except OSError as error:
         return fail(f"{error.filename}: {error.strerror}", 3)
     if not arguments.output and not arguments.html:
@@ -254,129 +249,10 @@ def serve(arguments: Namespace) -> int:
     return served(arguments)
 
 
-def list_(arguments: Namespace) -> int:
-    from zerobench.report.text import clean, table
-
-    rows: list[Sequence[str]] = []
-    if arguments.what == "suites":
-        from zerobench.suite import find, load, names
-
-        rows = [("suite", "cases", "about")]
-        for name in names():
-            suite = load(find(name))
-            rows.append((name, str(len(suite.cases())), suite.about))
-    elif arguments.what == "implementations":
-        from zerobench.implementations.registry import names as entries
-
-        rows = [("name", "where", "distribution")]
-        rows += [(e.name, e.value, e.distribution) for e in entries()]
-    elif arguments.what == "models":
-        from zerobench.models.sizes import SIZES
-
-        rows = [("model", "family", "sizes")]
-        rows += [(name, family, ", ".join(f"{k} {v}" for k, v in s.items())) for name, (family, s) in SIZES.items()]
-    elif arguments.what == "checks":
-        from zerobench.checks.catalogue import CHECKS
-
-        rows = [("check", "level", "claim", "requirement")]
-        rows += [(c.id, c.level.value, c.kind or "-", c.requirement) for c in CHECKS.values()]
-    else:
-        from zerobench.mutants.names import MUTANTS
-
-        rows = [("mutant", "killed by", "fault")]
-        rows += [(m.name, ", ".join(m.killers), m.fault) for m in MUTANTS.values()]
-    print("\n".join(clean(line) for line in table(rows)))
-    return 0
-
-
-def validate(arguments: Namespace) -> int:
-    from zerobench.loader import BadFile
-    from zerobench.suite import find, load
-
-    code = 0
-    for name in arguments.suite:
-        try:
-            suite = load(find(name), known())
-        except BadFile as error:
-            print(error, file=sys.stderr)
-            code = 2
-        except (LookupError, OSError) as error:
-            code = fail(str(error.args[0] if isinstance(error, LookupError) else error))
-        else:
-            print(f"{suite.path}: {len(suite.cases())} cases, {len(suite.checks)} checks")
-    return code
-
-
-def predict(arguments: Namespace) -> int:
-    from zerobench.codec import encode
-    from zerobench.predict import rows
-    from zerobench.report.predict import predict_lines
-    from zerobench.units import parse_count, parse_nbytes
-
-    try:
-        psi = parse_count(arguments.params)
-        card = parse_nbytes(arguments.card) if arguments.card else None
-        found = rows(
-            psi, arguments.world_size, arguments.recipe, micro_batches=arguments.micro_batches, card_nbytes=card
-        )
-    except ValueError as error:
-        return fail(str(error))
-    print("\n".join(predict_lines(found, psi, arguments.world_size, arguments.recipe, arguments.micro_batches)))
-    if arguments.json:
-        lines = [
-            {
-                "stage": int(row.stage),
-                "nbytes": {c.value: float(v) for c, v in row.nbytes.items()},
-                "total_nbytes": float(row.total),
-                "sent_numel": float(row.sent_numel),
-                "sent_nbytes": float(row.sent_nbytes),
-                "largest_psi": row.largest_psi,
-                "smallest_n": row.smallest_n,
-            }
-            for row in found
-        ]
-        _write_json(arguments.json, [json.dumps(encode(line)) for line in lines])
-    return 0
-
-
-def doctor(arguments: Namespace) -> int:
-    from zerobench.doctor import examine, gpu_obstacle
-    from zerobench.report.text import clean, table
-
-    if arguments.require == "gpu" and (obstacle := gpu_obstacle()):
-        return fail(f"a GPU is required, and {obstacle}", 3)
-    print("\n".join(clean(line) for line in table([("what", "here", "why, or which"), *examine()])))
-    return 0
-
-
-def schema(arguments: Namespace) -> int:
-    from zerobench.suite import json_schema
-
-    print(json.dumps(json_schema(), indent=2))
-    return 0
-
-
-def spec(arguments: Namespace) -> int:
-    from zerobench.report.spec import spec_lines
-
-    print("\n".join(spec_lines()))
-    return 0
-
-
 def selftest(arguments: Namespace) -> int:
     from zerobench.selftest import selftest as run_selftest
 
     return run_selftest(arguments)
-
-
-def known() -> Known:
-    """The names that exist here, without importing an implementation."""
-    from zerobench.checks.catalogue import CHECKS
-    from zerobench.coherence import Known
-    from zerobench.implementations.registry import names
-    from zerobench.models.sizes import SIZES
-
-    return Known(implementations=tuple(e.name for e in names()), models=tuple(SIZES), checks=tuple(CHECKS))
 
 
 def _located(case: Case, device: str = "auto") -> Case:
@@ -401,15 +277,10 @@ def _value(text: str) -> object:
 def _finish(verdict: Verdict, json_path: str | None, *, interrupted: bool = False) -> int:
     if json_path:
         try:
-            _write_json(json_path, [json.dumps(f.to_json(), allow_nan=False) for f in verdict.findings])
+            write_lines(json_path, [json.dumps(f.to_json(), allow_nan=False) for f in verdict.findings])
         except OSError as error:
             return fail(f"--json {json_path}: {error.strerror}", 3)
     return verdict.exit_code(interrupted=interrupted)
-
-
-def _write_json(path: str, lines: Sequence[str]) -> None:
-    with open(path, "w", encoding="utf-8") as out:
-        out.writelines(line + "\n" for line in lines)
 
 
 COMMANDS: dict[str, Callable[[Namespace], int]] = {

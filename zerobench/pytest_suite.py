@@ -19,7 +19,7 @@ from zerobench.case import Case
 from zerobench.checks.catalogue import CHECKS
 from zerobench.checks.check import Check
 from zerobench.checks.timing import slowest
-from zerobench.commands import known
+from zerobench.commands_info import known
 from zerobench.finding import Finding, Level, Status
 from zerobench.implementations.registry import absolute
 from zerobench.loader import BadFile, read

@@ -16,7 +16,8 @@ FLOORS = {
     3: "models implementations probes device rank oracle difference digest globalstate options",
     4: "numerics session worker launch mutants",
     5: "checks judge store provenance baseline baseline_file baseline_times machine",
-    6: "report doctor runner selftest ab commands commands_ab commands_baseline pytest_plugin pytest_suite pytest_session cli __main__",
+    6: "report doctor runner selftest ab cli __main__ commands commands_info commands_ab commands_baseline "
+    "pytest_plugin pytest_suite pytest_session",
 }
 FLOOR = {name: floor for floor, names in FLOORS.items() for name in names.split()}
 NEVER = {5: {3, 4}}

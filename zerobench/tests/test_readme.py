@@ -69,3 +69,14 @@ def test_the_exit_codes_are_those_of_the_help() -> None:
 def test_linked_files_are_there() -> None:
     for target in re.findall(r"\]\((?!http)([^)#]+)\)", text()):
         assert (ROOT / target).exists(), target
+
+
+def test_the_tree_of_the_readme_is_the_tree() -> None:
+    block = text().split("## What is where")[1]
+    named = set(re.findall(r"^    ([a-z]+)/ ", block, re.MULTILINE))
+    files = set(re.findall(r"\b([A-Za-z]+\.(?:ini|toml|md)|LICENSE)\b", block.split("Apache")[0]))
+    assert named | files
+    for name in named | files:
+        assert (ROOT / name).exists(), name
+    there = {p.name for p in ROOT.iterdir() if p.is_dir() and not p.name.startswith((".", "_")) and "egg" not in p.name}
+    assert named <= there and {"zerobench", "suites", "baselines", "results"} == named
