@@ -36,6 +36,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._guards import detect_fake_mode
 from torch._subclasses.fake_tensor import FakeTensor
 
 from zerobench.probes.regions import plain
@@ -82,7 +83,7 @@ class Storages:
     def __init__(self, grown: Callable[[], None], watched: Callable[[], bool]) -> None:
         self.total = dict.fromkeys(Role, 0)
         self.unknown: list[str] = []  # what could not be counted
-        self.real = True  # whether every storage in the books has memory: a fake tensor's has none
+        self.real = True  # whether storages in the books have memory: under a fake mode they have none
         self._entries: dict[int, Entry] = {}
         self._lock = threading.RLock()  # callbacks of weak references run on whichever thread frees
         self._grown, self._watched = grown, watched
@@ -93,6 +94,7 @@ class Storages:
         self._skipped: dict[str, bool] = {}
 
     def __enter__(self) -> Storages:
+        self.real = detect_fake_mode() is None
         hook(self)
         self._mode.__enter__()  # type: ignore[no-untyped-call]
         return self
@@ -170,8 +172,8 @@ class Storages:
     def shown(self, tensor: Tensor, func: Any, aliased: bool) -> None:
         """`tensor` is an output of `func` (or an argument that it changes); aliased: func may return what it was
         given."""
-        if not _has_memory(tensor):
-            return
+        if not _has_memory(tensor) or (self.real and isinstance(tensor, FakeTensor)):
+            return  # DTensor plans with fake tensors beside real ones: they are nobody's memory
         try:
             parts = plain(tensor)
         except TypeError as error:
@@ -209,8 +211,6 @@ class Storages:
 
     def _enter(self, tensor: Tensor, role: Role, op: object, code: CodeType | None, line: int) -> None:
         storage = tensor.untyped_storage()
-        if isinstance(tensor, FakeTensor):
-            self.real = False
         entry = Entry(storage.nbytes(), role, op, code, line, tensor.device.type)
         entry.ref = _Ref(storage, self._freed)
         entry.ref.key = storage._cdata

@@ -254,10 +254,15 @@ def test_sparse_gradients_count_indices_and_values(ledger: Ledger) -> None:
     assert held.claimed == {"parameter": 6400, "gradient": 2 * 8 + 2 * 16 * 4}
 
 
-def test_a_fake_tensor_counts_as_what_it_stands_for(ledger: Ledger) -> None:
+def test_fake_tensors_count_where_the_ledger_was_entered_among_them(ledger: Ledger) -> None:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     with FakeTensorMode():
+        beside = torch.empty(1 << 40)
+    assert hold(ledger, {}).live == 0 and beside.numel(), "DTensor plans with such, and nothing is held"
+    with FakeTensorMode(), Ledger() as inner:
+        inner.baseline()
+        ledger = inner
         huge = torch.empty(1 << 40)
         held = hold(ledger, {P: [huge[: 1 << 39]]})
     assert held.live == 1 << 42 and held.unclaimed == 1 << 41
