@@ -13,8 +13,10 @@ from torch import Tensor, nn
 
 from zerobench.claims import Claims, OptimizerSpec, Recipe
 from zerobench.difference import NAMED_DTYPES, compare, unit_roundoff
+from zerobench.implementations.protocol import Job
 from zerobench.oracle import Batch, Gradients, Oracle, adam_step
 from zerobench.record import Comparison
+from zerobench.scenarios import Scenario
 
 Tensors = dict[str, Tensor]
 
@@ -321,3 +323,25 @@ class Trajectory:
             for name in twin.trainable:
                 w = twin.masters[name]
                 w.copy_((w.double().cpu() * (1 + 3 * u * self._sign(w))).to(w.dtype))
+
+
+def watcher_of(scenario: Scenario, job: Job, claims: Claims, recipe: Recipe, rank: int, last: int) -> Watcher | None:
+    """The watcher that a scenario asks for, made before the job's module is handed over; None where it asks for none.
+
+    last: the last step of the run.
+    """
+    watch, spec = scenario.watch, job.optimizer
+
+    def oracle() -> Oracle:
+        how: dict[str, Any] = {"dtype": job.dtype, "compute": claims.compute, "master_from": claims.master_from}
+        return Oracle(job.module, spec, **how)
+
+    if "states" in watch:
+        return AdamStates(claims, recipe, spec, [n for n, p in job.module.named_parameters() if p.requires_grad])
+    if "clipping" in watch:
+        return Clipping(scenario.clip_norm or 0.0, spec, recipe)
+    if "oracle" in watch:
+        return Exact(oracle(), claims, spec, quiet_until=last if scenario.delayed else None)
+    if "trajectory" in watch:
+        return Trajectory(oracle(), [oracle() for _ in range(Trajectory.TWINS)], recipe, spec, rank)
+    return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +53,4 @@ class Outcome:
     def from_json(cls, data: dict[str, Any]) -> Outcome:
         claims = data.get("claims")
         outcome = decode(cls, {k: v for k, v in data.items() if k != "claims"} | {"claims": None})
-        if claims is not None:
-            object.__setattr__(outcome, "claims", Claims.from_json(claims))
-        return outcome
+        return outcome if claims is None else replace(outcome, claims=Claims.from_json(claims))

@@ -7,7 +7,7 @@ and elements are whole numbers; steps count from 0, the build is step -1.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from zerobench.case import Run
@@ -244,14 +244,9 @@ class Record:
         kept["claims"] = None
         record = decode(cls, kept, "record")
         try:
-            return record if claims is None else _with_claims(record, Claims.from_json(claims))
+            return record if claims is None else replace(record, claims=Claims.from_json(claims))
         except (KeyError, TypeError) as error:
             raise ValueError(f"record.claims: {error}") from None
-
-
-def _with_claims(record: Record, claims: Claims) -> Record:
-    object.__setattr__(record, "claims", claims)
-    return record
 
 
 @dataclass(frozen=True)

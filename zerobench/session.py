@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import copy
 import os
 from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,8 +16,8 @@ from zerobench.digest import digest
 from zerobench.implementations.protocol import Implementation, Job, Unsupported
 from zerobench.implementations.registry import BadPlugin, check_engine
 from zerobench.models import Model
-from zerobench.numerics import AdamStates, Clipping, Exact, Trajectory, Watcher
-from zerobench.oracle import Batch, Oracle
+from zerobench.numerics import Clipping, Exact, Trajectory, watcher_of
+from zerobench.oracle import Batch
 from zerobench.probes import counters, wire
 from zerobench.probes.bare import bare_boundaries
 from zerobench.probes.clock import time_steps
@@ -61,7 +61,7 @@ class Session:
         self.last = scenario.first_step + run.case.warmup + run.case.measured - 1
         self.engine: Any = None
         self.ledger: Ledger | None = None
-        self.watcher: Watcher | None = self._watcher()
+        self.watcher = watcher_of(scenario, job, claims, self.recipe, context.rank, self.last)
         self.changed: tuple[str, ...] = ()
         self._watching = ExitStack()
         self._holdings: list[Holding] = []
@@ -364,42 +364,11 @@ class Session:
                     kind = str(tensor.dtype).removeprefix("torch.")
                     self._digests.append(Digest(step, f"{key} {name}", f"{kind}:{value}", nbytes))
 
-    def _watcher(self) -> Watcher | None:
-        watch, spec = self.scenario.watch, self.job.optimizer
-        if "states" in watch:
-            trainable = [n for n, p in self.job.module.named_parameters() if p.requires_grad]
-            return AdamStates(self.claims, self.recipe, spec, trainable)
-        if "clipping" in watch:
-            return Clipping(self.scenario.clip_norm or 0.0, spec, self.recipe)
-        if "oracle" in watch:
-            quiet_until = self.last if self.scenario.delayed else None
-            return Exact(self._oracle(), self.claims, spec, quiet_until=quiet_until)
-        if "trajectory" in watch:
-            return Trajectory(
-                self._oracle(),
-                [self._oracle() for _ in range(Trajectory.TWINS)],
-                self.recipe,
-                spec,
-                self.context.rank,
-            )
-        return None
-
-    def _oracle(self) -> Oracle:
-        return Oracle(
-            copy.deepcopy(self.job.module),
-            self.job.optimizer,
-            dtype=self.job.dtype,
-            compute=self.claims.compute,
-            master_from=self.claims.master_from,
-        )
-
 
 def _with_labels(holding: Holding, labelled: Holding) -> Holding:
     """`holding`, with the labels that the same pieces got in `labelled`, taken a moment later."""
     labels = {(p.nbytes, p.by): p.looks_like for p in labelled.pieces}
-    pieces = tuple(type(p)(p.nbytes, p.by, labels.get((p.nbytes, p.by))) for p in holding.pieces)
-    object.__setattr__(holding, "pieces", pieces)
-    return holding
+    return replace(holding, pieces=tuple(replace(p, looks_like=labels.get((p.nbytes, p.by))) for p in holding.pieces))
 
 
 def _number(value: Any) -> float | None:

@@ -59,11 +59,6 @@ def names() -> list[Entry]:
     )
 
 
-def display_name(reference: str) -> str | None:
-    """The name that stands in ids, where it is known without an import: an entry point's own. None: ask a rank."""
-    return None if ":" in reference else reference
-
-
 def absolute(reference: str) -> str:
     """The same reference for a process with another working directory: a file's path is made absolute."""
     place, _, attribute = reference.rpartition(":")

@@ -8,6 +8,7 @@ What is claimed of a shard is its whole storage: a shard may be a view of one th
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -67,7 +68,7 @@ def root_gathered_once(job: Job, copies: int = 1) -> str:
     return f"{passes.numerator}/{passes.denominator}*A"
 
 
-class ShardedEngine:
+class ShardedEngine(ABC):
     """Around `model`, the module as wrapped, whose parameters are shards. Collective: forward, backward, the full_*."""
 
     state_dict_options = StateDictOptions()
@@ -89,9 +90,9 @@ class ShardedEngine:
         self.optimizer.zero_grad(set_to_none=True)
         return StepReport(grad_norm=norm)
 
+    @abstractmethod
     def clip(self, clip_norm: float) -> float:
         """Clip by the library's own means; the global norm before it."""
-        raise NotImplementedError
 
     def model_states(self) -> dict[Category, list[Tensor]]:
         gradients = [p.grad for p in self.model.parameters() if p.grad is not None]

@@ -36,7 +36,7 @@ def self_test(tap: Tap, device: torch.device) -> list[str]:
         thread = "tap-self-test" if name == "all-reduce from a thread" else "main"
         try:
             issue()
-        except (RuntimeError, NotImplementedError, ValueError, TypeError) as error:
+        except RuntimeError as error:
             # The backend has no such collective; every backend has this one, so there the tap is at fault.
             if name == "all-reduce":
                 problems.append(f"{name}: {error}")
@@ -59,7 +59,7 @@ def self_test(tap: Tap, device: torch.device) -> list[str]:
 def issue_all(device: torch.device) -> None:
     """One tiny collective of each kind that the backend has, counted by nobody. Collective."""
     for _, _, issue in _trials(dist.get_rank(), dist.get_world_size(), device):
-        with contextlib.suppress(RuntimeError, NotImplementedError, ValueError, TypeError):
+        with contextlib.suppress(RuntimeError):
             issue()
 
 

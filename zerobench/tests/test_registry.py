@@ -20,7 +20,6 @@ from zerobench.implementations.registry import (
     absolute,
     check_claims,
     check_engine,
-    display_name,
     names,
     resolve,
 )
@@ -168,7 +167,6 @@ def test_only_a_files_path_is_made_absolute(tmp_path: Path, monkeypatch: pytest.
     assert absolute("./mine.py:Zero") == f"{tmp_path.resolve()}/mine.py:Zero"
     assert absolute("package.module:Zero") == "package.module:Zero"
     assert absolute("zero2") == "zero2"
-    assert (display_name("zero2"), display_name("./mine.py:Zero")) == ("zero2", None)
 
 
 class Engine:
