@@ -61,7 +61,9 @@ def parser() -> argparse.ArgumentParser:
     conform.add_argument(
         "--option", action="append", default=[], metavar="K=V", help="an option for the implementation"
     )
-    conform.add_argument("--xfails", metavar="FILE", help="known deviations: YAML with the xfail list of a suite")
+    conform.add_argument(
+        "--xfails", metavar="FILE", help="known deviations: a YAML list of {check, reason, ...}, as a suite's xfail"
+    )
     conform.add_argument(
         "--judge", choices=("claim", "paper"), default="claim", help="which verdict counts (default claim)"
     )

@@ -28,6 +28,8 @@ def run(arguments: Namespace) -> int:
     plans = []
     for name in arguments.suite:
         try:
+            for reference in arguments.implementation or ():
+                checked(reference)
             suite = load(find(name), known())
             cases = suite.cases(arguments.implementation, arguments.world_size, arguments.select)
         except BadFile as error:
@@ -42,12 +44,11 @@ def run(arguments: Namespace) -> int:
                 Plan(
                     suite=suite.suite,
                     cases=tuple(_located(case, arguments.device) for case in cases),
-                    checks=suite.checks,
+                    checks=suite.selected_checks(cases, arguments.select),
                     judge=suite.judge,
                     excuses=tuple(x.to_json() for x in suite.xfail),
                     digest=suite.digest,
                     deadline_s=arguments.deadline or suite.deadline_s or DEADLINE_S,
-                    select=arguments.select,
                     launches=arguments.launches,
                 )
             )
@@ -92,12 +93,8 @@ def conform(arguments: Namespace) -> int:
         for word in given:
             if word not in there:
                 return fail(f"unknown {what} {word!r}{did_you_mean(word, there)}; known: {', '.join(there)}")
-    reference = arguments.implementation
-    if ":" not in reference and reference not in (known_names := known().implementations or ()):
-        return fail(
-            f"unknown implementation {reference!r}{did_you_mean(reference, known_names)}; known: {', '.join(known_names)}"
-        )
     try:
+        checked(arguments.implementation)
         plan = _conform_plan(arguments)
     except BadFile as error:
         print(error, file=sys.stderr)
@@ -253,6 +250,19 @@ def selftest(arguments: Namespace) -> int:
     from zerobench.selftest import selftest as run_selftest
 
     return run_selftest(arguments)
+
+
+def checked(reference: str) -> None:
+    """Raises ValueError for an implementation that cannot be there: an unknown name, or a file that is not."""
+    from zerobench.loader import did_you_mean
+
+    place, colon, _ = reference.rpartition(":")
+    names = known().implementations or ()
+    if not colon and reference not in names:
+        near = did_you_mean(reference, names)
+        raise ValueError(f"unknown implementation {reference!r}{near}; known: {', '.join(names)}")
+    if place.endswith(".py") and not Path(place).expanduser().is_file():
+        raise ValueError(f"implementation {reference!r}: there is no file {place}")
 
 
 def _located(case: Case, device: str = "auto") -> Case:

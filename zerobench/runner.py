@@ -37,7 +37,6 @@ class Plan:
     excuses: tuple[Excuse, ...]
     digest: str
     deadline_s: float
-    select: str | None = None
     launches: int = 1  # of each timed run; the launch is what step times are replicated by
 
     def runs(self) -> dict[str, Run]:

@@ -120,6 +120,13 @@ class Suite(Strict):
         kept = select_ids(select, (f"{self.suite}::{case.id}::{check}" for case in cases for check in self.checks))
         return tuple(c for c in cases if any(f"{self.suite}::{c.id}::{check}" in kept for check in self.checks))
 
+    def selected_checks(self, cases: Sequence[Case], select: str | None) -> tuple[str, ...]:
+        """The checks of which `select` means a finding on one of `cases`; all of them for None."""
+        if select is None:
+            return self.checks
+        kept = select_ids(select, (f"{self.suite}::{case.id}::{check}" for case in cases for check in self.checks))
+        return tuple(check for check in self.checks if any(f"{self.suite}::{c.id}::{check}" in kept for c in cases))
+
     def _case(self, reference: str, model: str, precision: str, micro_batches: int, world_size: int) -> Case:
         name = implementation_name(reference)
         return Case(

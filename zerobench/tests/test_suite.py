@@ -320,3 +320,13 @@ def test_the_schema_in_the_package_is_current():
 
 def test_precisions_are_the_terms_own():
     assert get_args(Precision) == PRECISIONS
+
+
+def test_the_id_of_a_finding_selects_its_check_alone() -> None:
+    suite = load(find("smoke"))
+    whole = "smoke::zero2/gpt-tiny/n4/bf16::memory.at_rest"
+    cases = suite.cases(select=whole)
+    assert [case.id for case in cases] == ["zero2/gpt-tiny/n4/bf16"]
+    assert suite.selected_checks(cases, whole) == ("memory.at_rest",)
+    assert suite.selected_checks(cases, "zero2/gpt-tiny/n4/bf16") == suite.checks
+    assert suite.selected_checks(cases, None) == suite.checks
