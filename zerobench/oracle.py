@@ -67,6 +67,7 @@ class Oracle:
         trainable = {n for n, p in module.named_parameters() if p.requires_grad}
         self.trainable = [n for n in self.masters if n in trainable]
         self.optimizer = optimizer.torch()(self._groups(optimizer), **optimizer.options())
+        self._rates = [group["lr"] for group in self.optimizer.param_groups]
 
     def _groups(self, spec: OptimizerSpec) -> list[dict[str, object]]:
         left = dict.fromkeys(self.trainable)
@@ -116,6 +117,11 @@ class Oracle:
             master.grad = gradients[name].to(master.device, torch.float32)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
+
+    def set_lr_factor(self, factor: float) -> None:
+        """From now on every group's learning rate is `factor` times the spec's."""
+        for group, rate in zip(self.optimizer.param_groups, self._rates, strict=True):
+            group["lr"] = rate * factor
 
     def adopt(self, parameters: dict[str, Tensor]) -> None:
         """Go on from these weights instead of our own."""

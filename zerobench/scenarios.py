@@ -33,7 +33,10 @@ class Scenario:
     bucket: elements, "unit" for the largest unit, or a divisor of Psi as "Psi/8"; None leaves it to the implementation.
     gpu_model: the model on a GPU, where `model` would be too small to see.
     features: what an implementation must support to be asked for it.
-    grouped: every other parameter in a group of half the learning rate, and an empty group.
+    grouped: every other parameter in a group of half the learning rate and with weight decay, and an empty group.
+    lr_factors: what every learning rate is multiplied by, step by step, where a schedule changes it.
+    by_caller: the caller accumulates: the engine is told of one micro-batch, gets A, and the caller divides each loss.
+    options: what the implementation is told beside the suite's options; one that does not read them is not asked.
     poison: the loss of the last rank is multiplied by this ("inf" or "nan") at step `poisoned`.
     apart: ranks start from different weights. delayed: ranks enter collectives late, in turns, and freed memory is
     overwritten. evaluated: a forward without gradients after every step.
@@ -54,6 +57,9 @@ class Scenario:
     bucket: str | None = "Psi/8"
     features: frozenset[str] = frozenset()
     grouped: bool = False
+    lr_factors: tuple[float, ...] = ()
+    by_caller: bool = False
+    options: tuple[tuple[str, object], ...] = ()
     clip_norm: float | None = None
     loss_scale: float | str | None = None
     initial_scale: float = 65536.0
@@ -226,6 +232,13 @@ def _numerics() -> list[Scenario]:
         ),
         _exact("dyadic-accumulate-2", "Two micro-batches a step, exactly.", "accumulation", micro_batches=2),
         _exact("dyadic-accumulate-4", "Four micro-batches a step, exactly.", "accumulation", micro_batches=4),
+        _exact(
+            "dyadic-caller-accumulate-2",
+            "Two micro-batches a step of which the engine is not told: the caller divides each loss by two.",
+            "caller_accumulation",
+            micro_batches=2,
+            by_caller=True,
+        ),
         clip,
         replace(clip, name="clip-below", about="A threshold far above the norm: nothing changes.", clip_norm=2.0**20),
         _exact("scale-static", "A loss scale of 256 cancels exactly.", "loss_scaling", loss_scale=256.0),
@@ -235,10 +248,19 @@ def _numerics() -> list[Scenario]:
         _exact("tied", "A tied weight gets both gradients.", "tied", model="dyadic-tied"),
         _exact("unused", "A parameter that no loss uses.", "unused", model="dyadic-unused"),
         _exact("groups", "Interleaved groups of different learning rates, and an empty one.", "groups", grouped=True),
+        _exact(
+            "schedule",
+            "Every step has another learning rate, in every group.",
+            "groups",
+            "schedule",
+            grouped=True,
+            lr_factors=(1.0, 0.5, 2.0),
+        ),
         _exact("buffers", "A model with buffers that its forward updates.", model="dyadic-buffers"),
         _exact("apart", "Ranks that start apart train from rank 0's weights.", "broadcast_init", apart=True),
         _exact("bucket-small", "Buckets of 16 elements.", "bucket", bucket="16"),
         _exact("bucket-one", "One bucket for all.", "bucket", bucket="Psi/1"),
+        _exact("overlap-off", "No reduction runs beside backward.", options=(("overlap", False),)),
         _exact("race", "Ranks enter collectives late, in turns; freed memory is overwritten.", delayed=True),
         *(
             _exact(

@@ -56,6 +56,7 @@ class Session:
     ) -> None:
         self.device, self.residence = residence.device, residence
         self.run, self.scenario, self.context, self.tap = run, scenario, context, tap
+        self.micro_batches = run.case.micro_batches  # A; the job says 1 where the caller accumulates
         self.implementation, self.job, self.model, self.facts, self.claims = implementation, job, model, facts, claims
         self.recipe = claims.recipe or Recipe.of(run.case.precision)
         self.last = scenario.first_step + run.case.warmup + run.case.measured - 1
@@ -94,7 +95,10 @@ class Session:
         with self._phase(-1, "build"):
             self.engine = self.implementation.build(self.job)
         check_engine(self.engine, self.claims)
-        if unread := self.job.options.unread():  # type: ignore[attr-defined]
+        unread = self.job.options.unread()  # type: ignore[attr-defined]
+        if deaf := set(unread) & dict(self.scenario.options).keys():
+            raise Unsupported(f"unsupported: no option {', '.join(sorted(deaf))}")
+        if unread:
             raise BadPlugin(f"{self.run.case.implementation}: options that build never read: {', '.join(unread)}")
         if self.scenario.checkpoint == "load":
             self._load()
@@ -110,6 +114,10 @@ class Session:
             self._wire_before = wire.read(self.context.control_ports)
             self._counters_before = self._counters()
         poisoned = self.scenario.poison is not None and step == self.scenario.poisoned
+        if self.scenario.lr_factors:
+            self.engine.set_lr_factor(self.scenario.lr_factors[step])
+            if isinstance(self.watcher, Exact):
+                self.watcher.oracle.set_lr_factor(self.scenario.lr_factors[step])
         losses = self._micro_batches(step, poisoned=poisoned)
         self._hold(step, Moment.BACKWARD)
         with self._reading():
@@ -139,7 +147,7 @@ class Session:
         self._digest(step)
         with self._reading():
             if isinstance(self.watcher, Exact):
-                self.watcher.counted(step, self.job.module, (step + 1) * self.job.micro_batches)
+                self.watcher.counted(step, self.job.module, (step + 1) * self.micro_batches)
             if isinstance(self.watcher, Clipping):
                 self.watcher.reported(step, self._reports[-1].grad_norm)
             if self.watcher:
@@ -165,7 +173,7 @@ class Session:
     def time(self, steps: int) -> None:
         """Time whole bare steps, `steps` of them after one that is not counted."""
         self._at(self.last + 1, "timed step")
-        batches = [self.model.batch(self.last, self.context.rank, m) for m in range(self.job.micro_batches)]
+        batches = [self.model.batch(self.last, self.context.rank, m) for m in range(self.micro_batches)]
         self.tap.uninstall()
 
         def one() -> None:
@@ -228,8 +236,8 @@ class Session:
 
     def _micro_batches(self, step: int, *, poisoned: bool = False) -> list[float]:
         losses = []
-        for micro in range(self.job.micro_batches):
-            closes = micro == self.job.micro_batches - 1
+        for micro in range(self.micro_batches):
+            closes = micro == self.micro_batches - 1
             batch = self.model.batch(step, self.context.rank, micro)
             if self.ledger:
                 self.ledger.ignore(batch)
@@ -245,6 +253,8 @@ class Session:
             if closes:
                 self._hold(step, Moment.FORWARD)
             losses.append(float(loss.detach()))
+            if self.scenario.by_caller:
+                loss = loss / self.micro_batches
             self._at(step, "backward")
             if watched:
                 self.model.observe(self._boundary)
@@ -268,13 +278,13 @@ class Session:
         """Every micro-batch of a step: all ranks' first, then all ranks' second, ..."""
         return [
             self.model.batch(step, rank, micro)
-            for micro in range(self.job.micro_batches)
+            for micro in range(self.micro_batches)
             for rank in range(self.context.world_size)
         ]
 
     def _mine(self) -> list[int]:
         n = self.context.world_size
-        return [micro * n + self.context.rank for micro in range(self.job.micro_batches)]
+        return [micro * n + self.context.rank for micro in range(self.micro_batches)]
 
     # -- the probes ----------------------------------------------------------------------------------------------------
 

@@ -134,14 +134,14 @@ def _prepare(run: Run, context: RankContext, tap: Tap, residence: Residence) -> 
     context.note("building the model")
     model = build_model(case.model, world_size=case.world_size, micro_batches=case.micro_batches, device=context.device)
     facts = model_facts(model.module, model.units, scenario, examples=model.examples, tokens=model.tokens)
-    options = Watched(case.options)
+    options = Watched({**case.options, **dict(scenario.options)})
     job = Job(
         module=model.module,
         units=model.units,
         world=World(context.rank, context.world_size, torch.device(context.device), context.backend),
         precision=case.precision,
         optimizer=grouped(scenario.optimizer, facts) if scenario.grouped else scenario.optimizer,
-        micro_batches=case.micro_batches,
+        micro_batches=1 if scenario.by_caller else case.micro_batches,
         bucket_numel=facts.bucket_numel,
         clip_norm=scenario.clip_norm,
         loss_scale=scenario.loss_scale,
@@ -184,9 +184,9 @@ def model_facts(
 
 
 def grouped(spec: OptimizerSpec, facts: ModelFacts) -> OptimizerSpec:
-    """Every other parameter in a group of half the learning rate, one group without members, the others left to the
-    rest."""
-    slow = ParamGroup(tuple(facts.parameters)[::2], {"lr": spec.lr / 2})
+    """Every other parameter in a group of half the learning rate and with weight decay, one group without members, the
+    others left to the rest."""
+    slow = ParamGroup(tuple(facts.parameters)[::2], {"lr": spec.lr / 2, "weight_decay": 0.5})
     return replace(spec, groups=(slow, ParamGroup((), {"lr": spec.lr * 2})))
 
 

@@ -168,6 +168,13 @@ def recompute(view: View) -> Judgement:
     return word
 
 
+def invariance(view: View) -> Judgement:
+    """The same job with other buckets, and without overlap: as far as the implementation can be told."""
+    if not set(view.records) - {"dyadic"}:
+        raise NotApplicable("unsupported: bucket, and no option overlap")
+    return exact()(view)
+
+
 def _row(
     id: str,
     requirement: str,
@@ -198,6 +205,7 @@ CHECKS = (
         BITWISE,
         ("dyadic-accumulate-2", "dyadic-accumulate-4"),
         exact(),
+        also=("dyadic-caller-accumulate-2",),
     ),
     _row(
         "clip",
@@ -232,7 +240,14 @@ CHECKS = (
     ),
     _row("tied", "tied weights stay tied and get both gradients", BITWISE, ("tied",), exact()),
     _row("unused", "unused parameters neither stall nor drift", BITWISE, ("unused",), exact()),
-    _row("groups", "each group keeps its own learning rate", BITWISE, ("groups",), exact()),
+    _row(
+        "groups",
+        "each group keeps its own learning rate and weight decay, and a changed rate takes effect",
+        BITWISE,
+        ("groups",),
+        exact(),
+        also=("schedule",),
+    ),
     _row(
         "buffers",
         "a model with buffers trains right, and its counter counts",
@@ -255,6 +270,13 @@ CHECKS = (
         same_bits,
         level=Level.SHOULD,
     ),
-    _row("invariance", "the bucket size changes nothing", BITWISE, ("bucket-small", "bucket-one"), exact()),
+    _row(
+        "invariance",
+        "the bucket size changes nothing, and neither does overlap, on or off",
+        BITWISE,
+        ("dyadic",),
+        invariance,
+        also=("bucket-small", "bucket-one", "overlap-off"),
+    ),
     _row("race", "still right when ranks come late and freed memory is overwritten", BITWISE, ("race",), exact()),
 )

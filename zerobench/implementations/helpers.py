@@ -28,6 +28,12 @@ def torch_states(module: nn.Module, optimizer: Optimizer) -> dict[Category, list
     }
 
 
+def scale_rates(optimizer: Optimizer, factor: float) -> None:
+    """Every group's learning rate is now `factor` times its first one, kept as torch's schedulers keep it."""
+    for group in optimizer.param_groups:
+        group["lr"] = group.setdefault("initial_lr", group["lr"]) * factor
+
+
 def distinct(tensors: Iterable[Tensor]) -> list[Tensor]:
     """`tensors` without those that show the same memory again (tied weights, views of the same region)."""
     seen: set[tuple[int, int]] = set()

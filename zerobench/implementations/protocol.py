@@ -126,6 +126,10 @@ class EngineExtras(Protocol):
 
     def load(self, path: Path) -> None: ...
 
+    def set_lr_factor(self, factor: float) -> None:
+        """Between steps: from now on every group's learning rate is `factor` times the one that its spec says."""
+        ...
+
 
 class Implementation(Protocol):
     """A class; zerobench makes an instance without arguments (an instance serves as well)."""
@@ -150,5 +154,6 @@ OPTIONAL_METHODS = {
     "full_optimizer_state": ("full_optimizer_state",),
     "checkpoint": ("save", "load"),
     "reshard": ("save", "load"),
+    "schedule": ("set_lr_factor",),
 }
 """Engine methods that a feature in `Claims.supports` announces."""

@@ -56,6 +56,7 @@ from torch import Tensor
 from zerobench.claims import Claims
 from zerobench.implementations.buckets import Bucket, Slot, allocate, allocated, free, plan
 from zerobench.implementations.collectives import Work, all_gather, all_reduce, reduce_scatter
+from zerobench.implementations.helpers import scale_rates
 from zerobench.implementations.norm import clip_coefficient, sum_of_squares
 from zerobench.implementations.protocol import Job, StepReport
 from zerobench.implementations.states import ModelStates
@@ -71,6 +72,7 @@ class Zero(ModelStates):
     def __init__(self, job: Job, stage: Stage) -> None:
         super().__init__(job, stage)
         self.micro_batches, self.clip_norm = job.micro_batches, job.clip_norm
+        self.overlap = bool(job.options.get("overlap", True))
         self._in_flight: deque[tuple[Work, Bucket, Tensor]] = deque()
         self._due = self._in_backward = self._ready = False
         self._factor: Tensor | float | None = None
@@ -144,6 +146,8 @@ class Zero(ModelStates):
             into = torch.empty_like(bucket.reduced) if bucket.partial else bucket.reduced
             work = reduce_scatter(into, bucket.gradient, self.n)
         self._in_flight.append((work, bucket, into))
+        if not self.overlap:
+            self._settle()
 
     def _settle(self) -> None:
         """Wait for the oldest reduction; at stages 2 and 3 take its part and free the whole."""
@@ -230,6 +234,9 @@ class Zero(ModelStates):
         for view, _ in self.runs[bucket]:
             view.grad = None
 
+    def set_lr_factor(self, factor: float) -> None:
+        scale_rates(self.optimizer, factor)
+
     def close(self) -> None:
         for hook in self._hooks:
             hook.remove()
@@ -252,7 +259,7 @@ class Reference:
     name: str
     stage: Stage
     supports = frozenset({"full_gradients", "full_optimizer_state", "accumulation", "bucket", "overlap", "fp16", "sgd"})
-    supports |= {"tied", "frozen", "unused", "uneven", "groups", "broadcast_init"}
+    supports |= {"tied", "frozen", "unused", "uneven", "groups", "schedule", "broadcast_init", "caller_accumulation"}
     supports |= {"clipping", "loss_scaling", "overflow_skip", "checkpoint", "reshard"}
 
     def unavailable(self) -> str | None:
@@ -263,7 +270,8 @@ class Reference:
         padding = sum(layout.padding for layout in plan(job, self.stage))
         if self.stage.shards(Category.PARAMETER):
             padding = -(-padding // job.world.size)
-        return Claims(stage=self.stage, supports=self.supports, padding_numel=padding, prefetch_units=0)
+        supports = self.supports if job.options.get("overlap", True) else self.supports - {"overlap"}
+        return Claims(stage=self.stage, supports=supports, padding_numel=padding, prefetch_units=0)
 
     def build(self, job: Job) -> Zero:
         return Zero(job, self.stage)

@@ -32,6 +32,7 @@ _CALLS: dict[str, tuple[int, tuple[str, ...]]] = {
     "build": (1, ()),
     "forward": (1, ("last",)),
     "backward": (1, ("last",)),
+    "set_lr_factor": (1, ()),
     "save": (1, ()),
     "load": (1, ()),
 }

@@ -35,7 +35,7 @@ from torch.optim import Optimizer
 
 from zerobench.claims import Claims, Recipe
 from zerobench.implementations.collectives import barrier
-from zerobench.implementations.helpers import distinct, torch_states
+from zerobench.implementations.helpers import distinct, scale_rates, torch_states
 from zerobench.implementations.protocol import Job, StepReport
 from zerobench.terms import Category, Stage
 
@@ -140,6 +140,9 @@ class TorchDdpEngine:
         self.optimizer.load_state_dict(states["optimizer"])
         self.scaler.load_state_dict(states["scaler"])
 
+    def set_lr_factor(self, factor: float) -> None:
+        scale_rates(self.optimizer, factor)
+
     def close(self) -> None:
         self._views = []
         del self.ddp
@@ -149,7 +152,7 @@ class TorchDdp:
     name = "torch-ddp"
     views = True
     supports = frozenset({"full_gradients", "full_optimizer_state", "accumulation", "bucket", "overlap", "fp16", "sgd"})
-    supports |= {"tied", "frozen", "unused", "uneven", "groups", "broadcast_init"}
+    supports |= {"tied", "frozen", "unused", "uneven", "groups", "schedule", "broadcast_init", "caller_accumulation"}
     supports |= {"clipping", "loss_scaling", "overflow_skip", "checkpoint", "reshard"}
 
     def unavailable(self) -> str | None:

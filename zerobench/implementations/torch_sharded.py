@@ -21,12 +21,12 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from zerobench.claims import Recipe
-from zerobench.implementations.helpers import distinct
+from zerobench.implementations.helpers import distinct, scale_rates
 from zerobench.implementations.protocol import Job, StepReport, Unsupported
 from zerobench.terms import Category
 
 SUPPORTS = frozenset({"full_gradients", "full_optimizer_state", "accumulation", "overlap", "fp16", "sgd", "uneven"})
-SUPPORTS |= {"frozen", "unused", "groups", "clipping", "checkpoint", "reshard"}
+SUPPORTS |= {"frozen", "unused", "groups", "schedule", "caller_accumulation", "clipping", "checkpoint", "reshard"}
 
 
 def recipe(precision: str, reduce: str) -> Recipe:
@@ -89,6 +89,9 @@ class ShardedEngine(ABC):
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         return StepReport(grad_norm=norm)
+
+    def set_lr_factor(self, factor: float) -> None:
+        scale_rates(self.optimizer, factor)
 
     @abstractmethod
     def clip(self, clip_norm: float) -> float:

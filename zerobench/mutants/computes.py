@@ -28,6 +28,31 @@ class SecondStepOverwrites(Planted):
             return super().forward(batch, last=last)
 
 
+class LastOfTheCaller(Planted):
+    """Told of one micro-batch, it takes each backward for the step's first."""
+
+    name, stage = "last-of-the-caller", Stage.OPTIMIZER
+
+    class engine(Zero):
+        def backward(self, loss: Tensor, *, last: bool) -> None:
+            if self.micro_batches == 1:
+                for bucket in self.buckets:
+                    bucket.blank = set(bucket.slots)
+            super().backward(loss, last=last)
+
+
+class DiffersWithoutOverlap(Planted):
+    """Without overlap a bucket is reduced before its first parameter's gradient is in it."""
+
+    name = "differs-without-overlap"
+
+    class engine(Zero):
+        def _reduce(self, bucket: Bucket) -> None:
+            if not self.overlap:
+                bucket.slots[0].of(bucket.gradient).zero_()
+            super()._reduce(bucket)
+
+
 class ReducesAgain(Planted):
     name = "reduces-again"
 

@@ -128,6 +128,18 @@ class LocalNormReported(Planted):
             return StepReport(report.skipped, float(local), report.loss_scale)
 
 
+class RatesShift(Planted):
+    """A scheduler that lost count of the groups gives each parameter the rate of the next."""
+
+    name = "rates-shift"
+
+    class engine(RowsEngine):
+        def set_lr_factor(self, factor: float) -> None:
+            rates = [row.rate for row in self.trained]
+            for row, rate in zip(self.trained, [*rates[1:], rates[0]], strict=True):
+                row.set_lr_factor(factor * rate / row.rate)
+
+
 class LosesTheOddEnd(Planted):
     """Where a parameter is not divisible by n, its last element is not brought back."""
 

@@ -27,6 +27,7 @@ class RowsEngine:
     def __init__(self, job: Job, stage: Stage) -> None:
         self.job, self.stage, self.n = job, stage, job.world.size
         self.device = job.world.device
+        self.overlap = bool(job.options.get("overlap", True))
         self.scale = 1.0
         if job.loss_scale is not None:
             self.scale = job.initial_scale if job.loss_scale == "dynamic" else float(job.loss_scale)
@@ -147,6 +148,10 @@ class RowsEngine:
         for work in works:
             work.wait()
 
+    def set_lr_factor(self, factor: float) -> None:
+        for row in self.trained:
+            row.set_lr_factor(factor)
+
     def close(self) -> None:
         for handle in self._handles:
             handle.remove()
@@ -183,6 +188,8 @@ class RowsEngine:
             self._land()
             self._in_flight = row, row.reduce()
             self._sent += 1
+            if not self.overlap:
+                self._land()
 
     def _land(self) -> None:
         """Wait for the reduction in flight, if there is one, and take its chunk."""

@@ -61,6 +61,7 @@ class Row:
         if self.trainable:
             options = job.optimizer.options() | dict(overrides)
             self.optimizer = job.optimizer.torch()([self.master], **options)
+            self.rate = float(options["lr"])
         if stage.shards(Category.PARAMETER):
             self.release()
 
@@ -127,6 +128,10 @@ class Row:
         self.optimizer.step()
         self.master.grad = None
         self.chunk.copy_(self.master)
+
+    def set_lr_factor(self, factor: float) -> None:
+        assert self.optimizer is not None
+        self.optimizer.param_groups[0]["lr"] = self.rate * factor
 
     def spread(self) -> list[dist.Work]:
         """Start to bring every owner's chunk of the weight into the module's own memory."""

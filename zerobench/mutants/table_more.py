@@ -67,6 +67,12 @@ ROWS = (
         "numerics.clip",
     ),
     _rows(
+        "rates-shift",
+        "a changed learning rate reaches the next group",
+        "OpenRLHF/OpenRLHF#1234 (a scheduler's rates shift to the wrong group)",
+        "numerics.groups",
+    ),
+    _rows(
         "loses-the-odd-end",
         "loses the last element of a parameter that n does not divide, on loading",
         "pytorch/torchtitan#1136 (resume differs when not divisible by n)",

@@ -168,6 +168,20 @@ ROWS = (
     ),
     row(
         "computes",
+        "last-of-the-caller",
+        "drops all but the last micro-batch of a caller who accumulates",
+        "huggingface/accelerate#3877 (accumulation by the caller loses micro-batches)",
+        "numerics.accumulation",
+    ),
+    row(
+        "computes",
+        "differs-without-overlap",
+        "without overlap a reduction starts before its bucket is full",
+        "deepspeedai/DeepSpeed#5242 (results that depend on overlap)",
+        "numerics.invariance",
+    ),
+    row(
+        "computes",
         "reduces-again",
         "sums the already reduced gradient in again with the next micro-batch",
         "hpcaitech/ColossalAI#247 (accumulated gradient reduced again)",
