@@ -152,7 +152,7 @@ def judge(
             statuses.append(Status.MISSING)
             continue
         before = old.numbers(check)
-        found = next((d for s in seen if (d := _differences(run, before, Exact.of(s).numbers(check)))), [])
+        found = next((d for s in seen if (d := differences_of(run, before, Exact.of(s).numbers(check)))), [])
         statuses.append(Status.FAIL if found else Status.PASS)
         differences += found
         compared += len(before)
@@ -177,7 +177,7 @@ def judge(
 
 
 @dataclass(frozen=True)
-class _Difference:
+class Difference:
     """One number of one run on some ranks. delta: over those ranks together."""
 
     name: str
@@ -187,7 +187,7 @@ class _Difference:
     ranks: tuple[int, ...]
 
 
-def _differences(run: str, old: Mapping[str, tuple[int, ...]], new: Mapping[str, tuple[int, ...]]) -> list[_Difference]:
+def differences_of(run: str, old: Mapping[str, tuple[int, ...]], new: Mapping[str, tuple[int, ...]]) -> list[Difference]:
     out = []
     scenario = run.rpartition("@")[2]
     for name in sorted({*old, *new}):
@@ -202,7 +202,7 @@ def _differences(run: str, old: Mapping[str, tuple[int, ...]], new: Mapping[str,
             what = _unit(name)
             where = "" if n == 1 and name in ("Psi", "padding") else f" on {ranks_text(ranks, n)}"
             text = f"{name} {after} {what}{where} ({after - before:+d}, from {before}; {scenario})"
-            out.append(_Difference(name, f"{before} {what}{where}", text, (after - before) * len(ranks), tuple(ranks)))
+            out.append(Difference(name, f"{before} {what}{where}", text, (after - before) * len(ranks), tuple(ranks)))
     return out
 
 
