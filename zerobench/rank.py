@@ -5,12 +5,36 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from zerobench.claims import Claims
 from zerobench.codec import decode, encode
 from zerobench.readings import CPU, Place
-from zerobench.record import ModelFacts, Sample
+from zerobench.record import Call, ModelFacts, Sample
+
+if TYPE_CHECKING:
+    from zerobench.models import Model
+
+UNABLE = "unable"
+"""The status of a rank that could not even begin: the machine's fault, and no word about a subject."""
+
+
+JOINING = "joining the other ranks"
+"""The phase in which only the machinery and the network are at work."""
+
+
+class CannotJoin(RuntimeError):
+    """The ranks could not meet: the network's fault, or that of a rank which did not come."""
+
+
+def _unheard(call: Call) -> None:
+    pass
+
+
+class Simulation(Protocol):
+    """A world of which this rank is the only one, and whose tensors have no memory (`zerobench.simulation`)."""
+
+    def data(self, model: Model) -> Model: ...
 
 
 @dataclass(frozen=True)
@@ -18,9 +42,10 @@ class RankContext:
     """One rank, before it has joined the others.
 
     join: collective; initialises the default process group; a name as its argument makes one apart, for processes that
-    a rank starts beside itself. note: tells the launcher what this rank is doing, in one line that survives a kill.
+    a rank starts beside itself; raises CannotJoin. note: tells the launcher what this rank is doing, in one line that
+    survives a kill. entered: tells it of a collective, before it is issued.
     scratch: an existing empty folder that all ranks share. control_ports: TCP ports of the rendezvous, whose traffic is
-    not the subject's. place: what backend and device are part of.
+    not the subject's. place: what backend and device are part of. simulation: None on real ranks.
     """
 
     rank: int
@@ -32,6 +57,8 @@ class RankContext:
     scratch: Path
     control_ports: frozenset[int] = frozenset()
     place: Place = CPU
+    simulation: Simulation | None = None
+    entered: Callable[[Call], None] = _unheard
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
+import gc
 import json
 import os
 import re
 import statistics
 from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -56,45 +59,98 @@ def results_path(folder: Path, suite: str, host: str, started: datetime) -> Path
 class Writer:
     """Appends to `path`, made if absent, its folder too. A torn last line, of a run that was cut off, is removed first.
 
-    A context manager. For one process at a time. Raises StoreError where the file cannot be opened or written, or is
-    not a results file: what is not ours is not touched.
+    A context manager. For one process at a time, and a second one is refused. Where the file, or its folder, is removed
+    meanwhile, it is made again with all that was in it; `problems` says so. Raises StoreError where the file cannot be
+    opened or written, or is not a results file: what is not ours is not touched.
     """
 
     def __init__(self, path: Path) -> None:
-        self.path = path
+        self.path, self.problems = path, list[str]()
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
         except OSError as error:
-            raise StoreError(f"{path}: cannot be opened for writing: {error.strerror}") from error
+            raise StoreError(f"{path}: cannot be opened for writing: {error.strerror}{_todo(error)}") from error
+        self._begin()
+
+    @classmethod
+    def fresh(cls, path: Path) -> Writer:
+        """One on a new file: `path`, or where another run has that name "<stem>-2.jsonl", "-3" and so on."""
+        writer = cls.__new__(cls)
+        writer.problems = []
         try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            writer.path, writer._fd = _create(path)
+        except OSError as error:
+            raise StoreError(f"{path}: cannot be made: {error.strerror}{_todo(error)}") from error
+        writer._begin()
+        return writer
+
+    def _begin(self) -> None:
+        try:
+            _lock(self._fd)
             head = os.pread(self._fd, len(_HEAD), 0)
             if head and not _HEAD.startswith(head):
                 raise OSError(errno.EINVAL, "not a results file of zerobench")
-            os.ftruncate(self._fd, _whole_nbytes(path))
-            _sync_folder(path.parent)  # a new file's name is durable only with its folder
+            os.ftruncate(self._fd, _whole_nbytes(self.path))
+            _sync_folder(self.path.parent)  # a new file's name is durable only with its folder
+        except BlockingIOError as error:
+            self._let_go()
+            raise StoreError(
+                f"{self.path}: another zerobench writes to it; wait for its end, or leave out --resume"
+            ) from error
         except OSError as error:
-            self.close()
-            raise StoreError(f"{path}: {error.strerror}") from error
+            self._let_go()
+            raise StoreError(f"{self.path}: {error.strerror}") from error
 
     def write(self, item: Provenance | Record) -> None:
         """Append one line; it is on disk when this returns. After a failure the file is as it was before."""
         line = json.dumps(item.to_json(), allow_nan=False, separators=(",", ":")).encode() + b"\n"
+        self._keep()
         before = os.fstat(self._fd).st_size
         try:
             written = os.write(self._fd, line)
             if written != len(line):
-                raise OSError(errno.ENOSPC, f"only {written} of {len(line)} bytes could be written")
+                raise OSError(errno.ENOSPC, f"only {written} of {len(line)} bytes could be written: no space left")
             os.fsync(self._fd)
         except OSError as error:
             with contextlib.suppress(OSError):
                 os.ftruncate(self._fd, before)
-            raise StoreError(f"{self.path}: cannot be written: {error.strerror}") from error
+            raise StoreError(f"{self.path}: cannot be written: {error.strerror}{_todo(error)}") from error
+
+    def _keep(self) -> None:
+        """Make the file again if it was removed: as long as it is open, nothing of it is lost."""
+        if os.fstat(self._fd).st_nlink:
+            return
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            path, fd = _create(self.path)
+            _lock(fd)
+            at = 0
+            while part := os.pread(self._fd, 1 << 20, at):
+                at += os.write(fd, part)
+            os.fsync(fd)
+            _sync_folder(path.parent)
+        except OSError as error:
+            raise StoreError(
+                f"{self.path}: was removed while it was written, and cannot be made again: {error.strerror}{_todo(error)}"
+            ) from error
+        where = "made again" if path == self.path else f"made again as {path}"
+        self.problems.append(f"{self.path} was removed while it was written; it is {where}, with all that it had")
+        os.close(self._fd)
+        self.path, self._fd = path, fd
 
     def close(self) -> None:
+        """Raises StoreError where the file was removed and cannot be made again."""
         if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+            try:
+                self._keep()
+            finally:
+                self._let_go()
+
+    def _let_go(self) -> None:
+        os.close(self._fd)
+        self._fd = -1
 
     def __enter__(self) -> Writer:
         return self
@@ -105,23 +161,52 @@ class Writer:
         self.close()
 
 
+def begun(path: Path) -> Results | None:
+    """As `read`; None for a file that was cut off before its first line was whole, to which a run may still be added."""
+    try:
+        with path.open("rb") as file:
+            head = file.read(len(_HEAD))
+            if _HEAD.startswith(head) and not _whole_nbytes(path):
+                return None
+    except OSError as error:
+        raise StoreError(f"{path}: cannot be read: {error.strerror}") from error
+    return read(path)
+
+
 def read(path: Path) -> Results:
     """Raises StoreError for a file that is absent, not ours, of a newer schema, or damaged but at its end."""
     try:
         nbytes = path.stat().st_size
         if nbytes > MAX_NBYTES:
             raise StoreError(f"{path}: {nbytes} bytes; a results file has at most {MAX_NBYTES}")
-        lines = path.read_bytes().splitlines(keepends=True)
+        with path.open("rb") as lines, uncollected():
+            return _read(path, lines)
     except OSError as error:
         raise StoreError(f"{path}: cannot be read: {error.strerror}") from error
+
+
+@contextlib.contextmanager
+def uncollected() -> Iterator[None]:
+    """Without the collector of cycles: a file of records is millions of objects that stay and have no cycles, and to
+    look through them again and again as they come takes longer than to make them."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def _read(path: Path, lines: Iterable[bytes]) -> Results:
     problems = []
-    if lines and not lines[-1].endswith(b"\n"):
-        torn = lines.pop()
-        problems.append(f"{path}:{len(lines) + 1}: the last line is cut off after {len(torn)} bytes, and was left out")
     provenances: dict[str, Provenance] = {}
     records: dict[str, Record] = {}
     launches: dict[str, list[Record]] = {}
     for number, line in enumerate(lines, 1):
+        if not line.endswith(b"\n"):
+            problems.append(f"{path}:{number}: the last line is cut off after {len(line)} bytes, and was left out")
+            break
         try:
             _take(line, provenances, records, launches)
         except (ValueError, TypeError, KeyError) as error:
@@ -134,16 +219,17 @@ def read(path: Path) -> Results:
 def _take(
     line: bytes, provenances: dict[str, Provenance], records: dict[str, Record], launches: dict[str, list[Record]]
 ) -> None:
-    data = json.loads(line, parse_constant=_refuse_constant)
+    data = _JSON.decode(line.decode())
     if isinstance(data, dict) and "record" in data:
         record = Record.from_json(data)
         if not provenances:
             raise ValueError("a record before any provenance")
         if record.provenance and record.provenance not in provenances:
             raise ValueError(f"a record of provenance {record.provenance!r}, which is not above it")
-        records[record.id] = record
+        id = record.id
+        records[id] = record
         if record.status == "ok":
-            launches.setdefault(record.id, []).append(record)
+            launches.setdefault(id, []).append(record)
     elif isinstance(data, dict) and "provenance" in data:
         provenance = Provenance.from_json(data)
         provenances.pop(provenance.id, None)
@@ -171,6 +257,7 @@ def _row(record: Record) -> dict[str, Any]:
         "micro_batches": case.micro_batches,
         "scenario": record.run.scenario,
         "device": case.device,
+        "launch": case.launch,
         "status": record.status,
         "reason": record.reason,
         "psi": record.model.psi if record.model else None,
@@ -203,6 +290,36 @@ def _whole_nbytes(path: Path) -> int:
     return 0
 
 
+def _create(path: Path) -> tuple[Path, int]:
+    """A new file: two runs of one second and host, or ten, each get one of their own."""
+    for number in range(1, 10_000):
+        tried = path if number == 1 else path.with_name(f"{path.stem}-{number}{path.suffix}")
+        with contextlib.suppress(FileExistsError):
+            return tried, os.open(tried, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o644)
+    raise OSError(errno.EEXIST, "ten thousand files have that name already")
+
+
+def _lock(fd: int) -> None:
+    """Raises BlockingIOError where another process has it. The lock goes with the process, however that ends; a file
+    system without locks goes without."""
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise
+    except OSError as error:
+        if error.errno not in (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL):
+            raise
+
+
+def _todo(error: OSError) -> str:
+    """What to do about it, where that can be said."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        return "; make room, or name another folder with --results"
+    if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EEXIST, errno.EISDIR):
+        return "; name another folder with --results"
+    return ""
+
+
 def _sync_folder(folder: Path) -> None:
     fd = os.open(folder, os.O_RDONLY)
     try:
@@ -213,6 +330,9 @@ def _sync_folder(folder: Path) -> None:
 
 def _refuse_constant(word: str) -> None:
     raise ValueError(f"{word} is not JSON")
+
+
+_JSON = json.JSONDecoder(parse_constant=_refuse_constant)
 
 
 def _safe(text: str) -> str:

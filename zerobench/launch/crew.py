@@ -15,15 +15,19 @@ from pathlib import Path
 
 from zerobench.launch import blackbox
 from zerobench.launch.autopsy import End
+from zerobench.launch.mismatch import disagreement
 from zerobench.launch.nursery import LaunchError, Nursery
 from zerobench.launch.ranks import ANSWER, STACK_SIGNAL, Order
+from zerobench.launch.vigil import Vigil
 from zerobench.rank import Outcome
 
 OUTPUT_NBYTES = 64 * 1024  # kept of what a rank prints, the last
 ANSWER_NBYTES = 1 << 30  # the most that a rank may answer
+LOOK_S = 0.5  # between looks at whether ranks get on
 GRACE_S = 2.0  # for the others to fail or finish by themselves, after the first failure
 STACKS_S = 1.0  # for ranks to write their stacks before they are killed
 LEAVE_S = 1.0  # for ranks that answered to end
+LATE = ("hung", "slow", "mismatch")
 KILL_S = 10.0  # for the kernel to end what it was told to kill
 
 
@@ -38,6 +42,10 @@ class _Rank:
     good: bool | None = None  # what its answer says, once all of it is here
     code: int | None = None
     cut: str = ""  # autopsy.End's
+    let_go: bool = False  # the launcher ended it, after it had answered
+    note: str | None = None  # its last, when it was given up
+    vital: str = ""
+    halted: bool = False  # stopped by a signal when it was given up
 
     @property
     def settled(self) -> bool:
@@ -66,20 +74,21 @@ class _Rank:
 
     def end(self) -> End:
         outcome, cut = None, self.cut
-        if self.good is not None:
+        if self.good is not None and cut not in LATE:  # an answer after the deadline is none
             try:
                 outcome = Outcome.from_json(json.loads(self.heard[ANSWER.size :]))
             except (ValueError, KeyError, TypeError, AttributeError):
                 cut = "garbled"
-        stacks = self.order.stacks
         return End(
             rank=self.order.rank,
             outcome=outcome,
-            code=self.code,
+            code=None if self.let_go else self.code,
             cut=cut,
-            note=blackbox.read(self.order.note),
-            stacks=stacks.read_text(errors="replace")[-OUTPUT_NBYTES:] if stacks.exists() else "",
+            note=self.note if self.note is not None else blackbox.read(self.order.note),
+            stacks=_tail(self.order.stacks) or _tail(self.order.late_stacks),
             output=self.printed.decode("utf-8", "replace"),
+            vital=self.vital,
+            limit_nbytes=self.order.memory_nbytes,
         )
 
 
@@ -104,6 +113,7 @@ class Crew:
     def __init__(self, nursery: Nursery) -> None:
         self.nursery = nursery
         self.ranks: list[_Rank] = []
+        self.logs: dict[int, list[blackbox.Entry]] = {}  # of each rank, when the watch was over
         self._selector = selectors.DefaultSelector()
         self._stack = ExitStack()
         self._stack.callback(self._selector.close)
@@ -133,42 +143,73 @@ class Crew:
         self._selector.register(output, selectors.EVENT_READ, rank.read)
 
     def watch(self, deadline_s: float) -> None:
-        """Returns when every rank has answered or died, `GRACE_S` after the first failure, or at the deadline."""
+        """Returns when every rank has answered or died, `GRACE_S` after the first failure, or at the deadline; earlier
+        where those that are left wait for each other in different collectives, which no time can mend."""
         self._selector.register(self.nursery, selectors.EVENT_READ)
+        vigil = Vigil(deadline_s)
+        for rank in self.ranks:
+            vigil.add(rank.order.rank, rank.pid, rank.order.note)
         end, kind = time.monotonic() + deadline_s, "hung"
+        look_at = time.monotonic() + min(LOOK_S, deadline_s / 4)
         while not all(rank.settled for rank in self.ranks):
             if kind == "hung" and any(rank.failed for rank in self.ranks):
                 end, kind = min(end, time.monotonic() + GRACE_S), "stopped"
-            left = end - time.monotonic()
-            if left <= 0:
+            now = time.monotonic()
+            if end <= now:
                 break
-            self._listen(left)
+            self._listen(min(end, look_at) - now)
+            if look_at <= time.monotonic():
+                look_at = time.monotonic() + min(LOOK_S, deadline_s / 4)
+                vigil.look()
+                if kind == "hung" and vigil.stuck(self._unsettled()) and disagreement(self._logs()):
+                    kind = "mismatch"
+                    break
+        vigil.look()
         for rank in self.ranks:
             if not rank.settled:
-                rank.cut = kind
+                rank.cut = "slow" if kind == "hung" and vigil.gets_on(rank.order.rank) else kind
+                rank.vital = vigil.words(rank.order.rank)
+                rank.halted = vigil.halted(rank.order.rank)
+                rank.note = blackbox.read(rank.order.note)
+        self.logs = self._logs()
 
     def stop(self) -> list[End]:
         """End every rank: those that answered may leave, the others leave their stacks and are killed. None remains."""
         late = [rank for rank in self.ranks if rank.cut]
-        for rank in late:
-            self.nursery.signal(rank.pid, STACK_SIGNAL)
-        self._until(STACKS_S, lambda: all(_dumped(rank.order.stacks) or rank.code is not None for rank in late))
-        if late:
-            self._until(0.05, lambda: False)  # a dump of many threads may be half written
-        for rank in late:
-            self.nursery.signal(rank.pid, signal.SIGKILL)
+        self._let_die([rank for rank in late if not rank.halted])
+        self._let_die([rank for rank in late if rank.halted])  # last: awake, it would go on, and the others with it
         for rank in self.ranks:
             self._forget(rank.channel)
             rank.channel.close()
         self._until(LEAVE_S, self._over)
         for rank in self.ranks:
             if rank.code is None:
+                rank.let_go = True
                 self.nursery.signal(rank.pid, signal.SIGKILL)
         self._until(KILL_S, self._over)
         if alive := [rank.pid for rank in self.ranks if rank.code is None]:
-            raise LaunchError(f"processes {alive} cannot be killed")
+            raise LaunchError(f"processes {alive} cannot be killed: they wait in the kernel, for a disk or a device")
         self.nursery.sweep()
         return [rank.end() for rank in self.ranks]
+
+    def _let_die(self, late: list[_Rank]) -> None:
+        """Have them write their stacks, then kill them."""
+        for rank in late:
+            self.nursery.signal(rank.pid, STACK_SIGNAL)
+            if rank.halted:
+                self.nursery.signal(rank.pid, signal.SIGCONT)
+        self._until(STACKS_S, lambda: all(_dumped(rank.order.stacks) or rank.code is not None for rank in late))
+        if late:
+            self._until(0.05, lambda: False)  # a dump of many threads may be half written
+        for rank in late:
+            rank.let_go = rank.good is not None
+            self.nursery.signal(rank.pid, signal.SIGKILL)
+
+    def _unsettled(self) -> list[int]:
+        return [rank.order.rank for rank in self.ranks if not rank.settled]
+
+    def _logs(self) -> dict[int, list[blackbox.Entry]]:
+        return {rank.order.rank: blackbox.entries(rank.order.note) for rank in self.ranks}
 
     def _over(self) -> bool:
         return all(rank.code is not None for rank in self.ranks)
@@ -198,6 +239,10 @@ class Crew:
     def _forget(self, fileobj: object) -> None:
         if fileobj in self._selector.get_map():
             self._selector.unregister(fileobj)  # type: ignore[arg-type]
+
+
+def _tail(stacks: Path) -> str:
+    return stacks.read_text(errors="replace")[-OUTPUT_NBYTES:] if stacks.exists() else ""
 
 
 def _dumped(stacks: Path) -> bool:

@@ -1,11 +1,13 @@
-"""Three words to the Linux kernel about who dies with whom. Elsewhere they do nothing and return False."""
+"""What the Linux kernel is told, and asked, about who dies with whom. Elsewhere it does nothing."""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
@@ -33,6 +35,30 @@ def children() -> list[int]:
     """The pids of this (single-threaded) process's children, the dead but unreaped included."""
     path = Path(f"/proc/self/task/{os.getpid()}/children")
     return [int(pid) for pid in path.read_text().split()] if path.exists() else []
+
+
+def marked(mark: str) -> list[int]:
+    """The pids of other processes of this user that began with `mark` ("NAME=value") in their environment."""
+    wanted, out = mark.encode(), []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            if int(folder.name) != os.getpid() and wanted in (folder / "environ").read_bytes().split(b"\0"):
+                out.append(int(folder.name))
+        except OSError:  # it has ended, or is another user's
+            continue
+    return out
+
+
+def kill_marked(mark: str) -> None:
+    """Kill them, and what they start meanwhile, for as long as a few rounds find any."""
+    for _ in range(5):
+        pids = marked(mark)
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        if not pids:
+            return
+        time.sleep(0.02)
 
 
 def _prctl(option: int, value: int) -> bool:

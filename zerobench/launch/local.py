@@ -9,9 +9,10 @@ The first launch waits for the import of torch (seconds); a later one at n = 2 c
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import hashlib
 import os
-import shutil
 import socket
 import sys
 import tempfile
@@ -23,11 +24,15 @@ from typing import TYPE_CHECKING, Any
 
 from zerobench import accelerators
 from zerobench.case import Run
+from zerobench.launch import folders, limits
+from zerobench.launch.autopsy import End
 from zerobench.launch.crew import Crew
 from zerobench.launch.merge import merge
 from zerobench.launch.nursery import PRELOAD, Nursery
 from zerobench.launch.nursery import LaunchError as LaunchError
 from zerobench.launch.ranks import Order
+from zerobench.launch.vigil import overload
+from zerobench.rank import UNABLE
 from zerobench.readings import Place
 from zerobench.record import Record
 
@@ -35,6 +40,8 @@ if TYPE_CHECKING:
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 WORKER = "zerobench.worker:work"
+LOOPBACK_S = 5.0  # for a connection from this process to itself
+SPACE = "ranks need a folder with room in it; TMPDIR names another"
 
 
 class Local:
@@ -42,7 +49,6 @@ class Local:
 
     def __init__(self, *, preload: Sequence[str] = PRELOAD) -> None:
         self._nursery = Nursery(preload)
-        self._checkpoints: tempfile.TemporaryDirectory[str] | None = None
 
     def __enter__(self) -> Local:
         return self
@@ -68,45 +74,72 @@ class Local:
         KeyboardInterrupt; no process, descriptor or file of the run is left in either case.
         """
         try:
-            places = accelerators.places(run.case.device, run.case.world_size)
+            places = self._places(run)
         except accelerators.NoDevice as reason:
             return Record(suite, run, "skip", str(reason))
+        try:
+            memory_nbytes = limits.share_nbytes(len(places))
+        except ValueError as error:
+            raise LaunchError(str(error)) from None
         began = time.monotonic()
-        scratch = Path(tempfile.mkdtemp(prefix="zerobench-"))
+        scratch = self._scratch()
         try:
             self._share(run, scratch / "shared")
-            store = _rendezvous(run.case.world_size)
+            store = self._rendezvous(run)
             with Crew(self._nursery) as crew:
-                common = {"target": target, "port": store.port, "deadline_s": deadline_s, "scratch": str(scratch)}
-                for rank, place in enumerate(places):
+                common = {
+                    "target": target,
+                    "port": store.port if store else 0,
+                    "deadline_s": deadline_s,
+                    "scratch": str(scratch),
+                }
+                common["memory_nbytes"] = memory_nbytes if run.case.device == "cpu" else None  # CUDA maps far more
+                common["cwd"] = _cwd()
+                for rank, place in places.items():
                     crew.add(_order(run, rank, place, **common))
                 crew.watch(deadline_s)
                 ends = crew.stop()
-            return merge(run, ends, suite=suite, deadline_s=deadline_s, wall_s=time.monotonic() - began)
+            _refuse_unable(ends)
+            wall_s = time.monotonic() - began
+            return merge(run, ends, suite=suite, deadline_s=deadline_s, wall_s=wall_s, logs=crew.logs, load=overload())
+        except OSError as error:
+            self.close()
+            raise LaunchError(_told(error, scratch)) from error
         except BaseException:
             self.close()  # with it go the ranks, in whatever state they are
             raise
         finally:
-            shutil.rmtree(scratch, ignore_errors=True)
+            folders.remove(scratch)
 
     def close(self) -> None:
-        """End the fork server, and with it every rank. A later launch starts another."""
+        """End the fork server, and with it every rank, and what they left in files. A later launch starts another."""
         self._nursery.close()
-        if self._checkpoints is not None:
-            self._checkpoints.cleanup()
-            self._checkpoints = None
+
+    def _places(self, run: Run) -> dict[int, Place]:
+        """The ranks that are born, and where. Raises NoDevice."""
+        return dict(enumerate(accelerators.places(run.case.device, run.case.world_size)))
+
+    def _rendezvous(self, run: Run) -> TCPStore | None:
+        """Where the ranks meet; None where none looks for another."""
+        return _rendezvous(run.case.world_size)
+
+    def _scratch(self) -> Path:
+        """A new folder for one run, inside the launcher's."""
+        self._nursery.ensure()
+        try:
+            return Path(tempfile.mkdtemp(prefix="run-", dir=self._nursery.folder))
+        except OSError as error:
+            raise LaunchError(_told(error, self._nursery.folder)) from error
 
     def _share(self, run: Run, folder: Path) -> None:
         """Make the folder that all ranks share: new and empty, or what an earlier run of this launcher saved there."""
         if run.checkpoint is None:
             folder.mkdir()
             return
-        if self._checkpoints is None:
-            self._checkpoints = tempfile.TemporaryDirectory(prefix="zerobench-checkpoints-")
-        kept = Path(self._checkpoints.name, hashlib.sha256(run.checkpoint.encode()).hexdigest()[:32])
+        kept = self._nursery.folder / "checkpoints" / hashlib.sha256(run.checkpoint.encode()).hexdigest()[:32]
         if run.saved_at is None:
-            shutil.rmtree(kept, ignore_errors=True)
-        kept.mkdir(exist_ok=True)
+            folders.remove(kept)
+        kept.mkdir(parents=True, exist_ok=True)
         folder.symlink_to(kept)
 
 
@@ -117,10 +150,29 @@ def _order(run: Run, rank: int, place: Place, **common: Any) -> Order:
         run=run.to_json(),
         place=asdict(place),
         environ=dict(os.environ),
-        cwd=os.getcwd(),
         path=tuple(sys.path),
         **common,
     )
+
+
+def _cwd() -> str:
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        raise LaunchError("the folder that zerobench was started in is gone; start it in one that stays") from None
+
+
+def _told(error: OSError, folder: Path) -> str:
+    """What the machine refused, and what to do."""
+    todo = {errno.EMFILE: "; raise the limit of open files (ulimit -n)", errno.ENFILE: "; too many files are open"}
+    return f"{error.filename or folder}: {error.strerror}{todo.get(error.errno or 0, f'; {SPACE}')}"
+
+
+def _refuse_unable(ends: Sequence[End]) -> None:
+    """Raises LaunchError where a rank could not be set up: what came of the run says nothing about its subject."""
+    for end in ends:
+        if end.outcome is not None and end.outcome.status == UNABLE:
+            raise LaunchError(f"rank {end.rank} could not be set up: {end.outcome.reason}; {SPACE}")
 
 
 def _rendezvous(world_size: int) -> TCPStore:
@@ -130,8 +182,21 @@ def _rendezvous(world_size: int) -> TCPStore:
     """
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        listener.listen(4 * world_size)
-        port = listener.getsockname()[1]
-        return TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
+    try:
+        with socket.socket() as listener:
+            listener.bind(("127.0.0.1", 0))
+            listener.listen(4 * world_size)
+            port = listener.getsockname()[1]
+            with socket.create_connection(("127.0.0.1", port), LOOPBACK_S):
+                pass  # torch would try for minutes
+            with contextlib.suppress(OSError):
+                listener.settimeout(LOOPBACK_S)
+                listener.accept()[0].close()
+            listener.settimeout(None)
+            return TCPStore(
+                "127.0.0.1", port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
+            )
+    except (OSError, RuntimeError) as error:
+        raise LaunchError(
+            f"127.0.0.1 cannot be used, and ranks meet there: {error}; is the loopback interface up (ip link set lo up)?"
+        ) from error

@@ -7,18 +7,37 @@ from dataclasses import replace
 
 from zerobench.case import Run
 from zerobench.codec import encode
-from zerobench.launch.autopsy import End, blame, failure
+from zerobench.launch.autopsy import End, blame, disagreed, failure
+from zerobench.launch.mismatch import Logs, disagreement, unanswered
+from zerobench.rank import JOINING
 from zerobench.record import Failure, Record, Sample
 
 _SECONDARY = ("waiting", "stopped")
 
 
-def merge(run: Run, ends: Sequence[End], *, suite: str, deadline_s: float, wall_s: float) -> Record:
-    """`ends` in the order of ranks. A rank that did not answer has a sample with its failure and nothing else."""
+def merge(
+    run: Run,
+    ends: Sequence[End],
+    *,
+    suite: str,
+    deadline_s: float,
+    wall_s: float,
+    logs: Logs | None = None,
+    load: str = "",
+) -> Record:
+    """`ends` in the order of ranks. A rank that did not answer has a sample with its failure and nothing else.
+
+    logs: the last collectives of each rank. load: what kept the machine from its work, in words, if anything did.
+    """
     failures = {end.rank: found for end in ends if (found := failure(end, deadline_s)) is not None}
+    late = any(found.kind in ("hung", "slow") for found in failures.values())
+    failures = disagreed(failures, disagreement(logs or {})) if failures else failures
     failures = blame(failures)
     samples = tuple(_sample(end, failures.get(end.rank)) for end in ends)
     status, reason = _status(ends, failures)
+    if late:
+        apart = "" if any(found.kind == "mismatch" for found in failures.values()) else unanswered(logs or {})
+        reason = "; ".join(part for part in (reason, apart, load) if part)
     first = ends[0].outcome
     return Record(
         suite=suite,
@@ -39,6 +58,8 @@ def _sample(end: End, found: Failure | None) -> Sample:
 
 def _status(ends: Sequence[End], failures: dict[int, Failure]) -> tuple[str, str]:
     if failures:
+        if _apart(failures):
+            return "invalid", f"the ranks could not meet on the loopback interface: {_complaint(ends, failures)}"
         return "error", _complaint(ends, failures)
     outcomes = {end.rank: end.outcome for end in ends if end.outcome is not None}
     if stranger := next(
@@ -63,6 +84,12 @@ def _status(ends: Sequence[End], failures: dict[int, Failure]) -> tuple[str, str
     if doubts:
         return "invalid", "; ".join(dict.fromkeys(doubts.values()))
     return "ok", ""
+
+
+def _apart(failures: dict[int, Failure]) -> bool:
+    """Whether nothing failed but the joining: where ranks cannot reach each other, that says nothing about a subject."""
+    own = [found for found in failures.values() if found.kind not in _SECONDARY] or list(failures.values())
+    return all(found.phase == JOINING and found.kind in ("raised", "hung", "slow", "stopped") for found in own)
 
 
 def _difference(first: object, second: object, rank: int) -> str:

@@ -9,22 +9,30 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
+import uuid
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
+from zerobench.launch import folders, linux
 from zerobench.launch.ranks import Order
 from zerobench.launch.server import HEADER
 
 PRELOAD = ("torch", "torch.distributed", "torch._dynamo", "zerobench.worker")
 """torch._dynamo because the first torch.optim optimizer imports it: 1.4 s that each rank would pay."""
+ASKED = "ZEROBENCH_PRELOAD"
+"""In the environment: more modules, separated by commas, for libraries whose import each rank would pay."""
+END_S = 10.0  # for the server to end its ranks; longer while it still imports torch
 START_S = 180.0  # to import torch, on a slow disk
 _MAIN = (
-    "import json, socket, sys; fd, launcher, path, preload = json.loads(sys.argv[1]); sys.path[:] = path; "
-    "from zerobench.launch.server import serve; serve(socket.socket(fileno=fd), launcher, preload)"
+    "import json, socket, sys; fd, launcher, path, preload, folder = json.loads(sys.argv[1]); sys.path[:] = path; "
+    "from zerobench.launch.server import serve; serve(socket.socket(fileno=fd), launcher, preload, folder)"
 )
+MARK = "ZEROBENCH_NURSERY"  # in the environment of the fork server, and so of its ranks and of what they start
 
 
 class LaunchError(RuntimeError):
@@ -40,7 +48,14 @@ class Nursery:
         self._control: socket.socket | None = None
         self._text = b""
         self._deaths: deque[tuple[int, int]] = deque()
-        self._alive: set[int] = set()
+        self._folder: Path | None = None
+        self._gave_birth = False  # this server, so that torch is imported and an answer comes at once
+
+    @property
+    def folder(self) -> Path:
+        """Where the files of its ranks lie; it goes with the fork server, however this process ends."""
+        assert self._folder is not None
+        return self._folder
 
     @property
     def pid(self) -> int | None:
@@ -51,26 +66,53 @@ class Nursery:
         """Returns at once; torch is imported meanwhile (seconds), and the first birth waits for it."""
         if self.pid is not None:
             return
-        self.close()
+        self._end()
         self._control, theirs = socket.socketpair()
+        # Kept where a server has died: checkpoints lie in it.
+        self._folder = self._folder or Path(tempfile.gettempdir(), f"zerobench-{uuid.uuid4().hex[:16]}")
         with theirs:
-            facts = json.dumps([theirs.fileno(), os.getpid(), sys.path, self.preload])
+            asked = [name for name in os.environ.get(ASKED, "").split(",") if name]
+            facts = json.dumps([theirs.fileno(), os.getpid(), sys.path, [*self.preload, *asked], str(self._folder)])
             self._process = subprocess.Popen(
                 [sys.executable, "-c", _MAIN, facts],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,  # a Ctrl-C at the terminal is the launcher's to handle
+                env=os.environ | self.mark,
             )
         self._control.settimeout(START_S)
+        try:
+            self._folder.mkdir(
+                mode=0o700, exist_ok=True
+            )  # after the server is there, which removes it if this process is killed
+        except OSError as error:
+            raise LaunchError(f"{self._folder}: {error.strerror}; TMPDIR names another place") from error
+
+    def ensure(self) -> None:
+        """As `start`; a server that has been killed since the last birth is replaced, though its death may be news."""
+        if self.pid is not None and self._gave_birth:
+            try:
+                self.sweep()
+                return
+            except LaunchError:
+                self._end()
+        self.start()
+
+    @property
+    def mark(self) -> dict[str, str]:
+        """The variable by which processes of this nursery are known, whatever became of their parents."""
+        return {MARK: self.folder.name}
 
     def birth(self, order: Order, fds: tuple[int, int]) -> int:
-        """Fork a rank that gets copies of `fds`, its channel and its output. Returns its pid. Raises LaunchError."""
-        self.start()
-        self._ask({"do": "fork", "order": asdict(order)}, fds)
+        """Fork a rank that gets copies of `fds`, its channel and its output. Returns its pid. Raises LaunchError; also
+        where the server, once started, has died: the ranks that it had are dead too."""
+        body = asdict(order)
+        body["environ"] = {**body["environ"], **self.mark}
+        self._ask({"do": "fork", "order": body}, fds)
         answer = self._hear("born", "failed")
         if "failed" in answer:
             raise LaunchError(f"rank {order.rank} could not be started: {answer['failed']}")
-        self._alive.add(answer["born"])
+        self._gave_birth = True
         return int(answer["born"])
 
     def signal(self, pid: int, number: int) -> None:
@@ -98,7 +140,13 @@ class Nursery:
         return out
 
     def close(self) -> None:
-        """End the fork server and all ranks. Their processes are gone when this returns."""
+        """End the fork server and all ranks. Their processes and files are gone when this returns."""
+        self._end()
+        if self._folder is not None:
+            folders.remove(self._folder)
+            self._folder = None
+
+    def _end(self) -> None:
         if self._control is not None:
             with contextlib.suppress(OSError):
                 self._control.shutdown(
@@ -107,20 +155,16 @@ class Nursery:
             self._control.close()
         if self._process is not None:
             try:
-                self._process.wait(6)
+                self._process.wait(END_S)
             except subprocess.TimeoutExpired:
                 self._process.send_signal(signal.SIGKILL)  # its ranks follow it
                 self._process.wait()
-            if (
-                self._process.returncode != 0
-            ):  # it could not clean up: the kernel killed its ranks, but not their children
-                for pid in self._alive:
-                    with contextlib.suppress(ProcessLookupError, PermissionError):
-                        os.killpg(pid, signal.SIGKILL)
+            if self._process.returncode != 0:  # it could not clean up: the kernel killed its ranks, not their children
+                linux.kill_marked(f"{MARK}={self.folder.name}")
         self._control = self._process = None
+        self._gave_birth = False
         self._text = b""
         self._deaths.clear()
-        self._alive.clear()
 
     def _ask(self, request: dict[str, Any], fds: Sequence[int] = ()) -> None:
         assert self._control is not None
@@ -143,7 +187,6 @@ class Nursery:
         raise LaunchError(f"the fork server did not answer in {START_S:g} s")
 
     def _keep(self, message: dict[str, Any]) -> None:
-        self._alive.discard(message["died"])
         self._deaths.append((message["died"], message["code"]))
 
     def _next(self) -> dict[str, Any] | None:
@@ -171,5 +214,7 @@ class Nursery:
             except subprocess.TimeoutExpired:
                 code = "still running"
         return LaunchError(
-            f"the fork server is gone (exit code {code}); its ranks with it" + (f": {error}" if error else "")
+            f"the fork server is gone (exit code {code}), and its ranks with it"
+            + (f": {error}" if error else "")
+            + "; something killed it (the kernel, for want of memory? see dmesg); what is stored stays, --resume goes on"
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import importlib
 import json
@@ -20,8 +21,9 @@ from typing import Any
 
 from zerobench.case import Run
 from zerobench.codec import decode
+from zerobench.launch import limits
 from zerobench.launch.blackbox import BlackBox
-from zerobench.rank import Outcome, RankContext
+from zerobench.rank import UNABLE, CannotJoin, Outcome, RankContext
 from zerobench.readings import Place
 from zerobench.record import Failure, Sample
 
@@ -38,7 +40,8 @@ class Order:
 
     port: of the rendezvous on 127.0.0.1. scratch: this run's folder; ranks share `shared` in it. target:
     "module:function" of (Run, RankContext) -> Outcome. place: a `readings.Place`, which a rank is told because it must
-    not look for GPUs itself. environ, cwd, path: the launcher's, now (the fork server's may be older).
+    not look for GPUs itself. environ, cwd, path: the launcher's, now (the fork server's may be older). memory_nbytes:
+    what it may take beyond what it is born with; None for no limit.
     """
 
     rank: int
@@ -52,6 +55,7 @@ class Order:
     cwd: str
     path: tuple[str, ...]
     place: Mapping[str, Any]
+    memory_nbytes: int | None = None
 
     @property
     def shared(self) -> Path:
@@ -65,19 +69,35 @@ class Order:
     def stacks(self) -> Path:
         return Path(self.scratch, f"rank{self.rank}.stacks")
 
+    @property
+    def late_stacks(self) -> Path:
+        return Path(self.scratch, f"rank{self.rank}.late")
+
 
 def live(fields: dict[str, Any], channel_fd: int, output_fd: int) -> None:
     """Do the order and answer; ends the process. The rank leads a session, and so a process group, of its own."""
     os.setsid()
+    me = os.getpid()
     order = Order(**fields)
     _speak_into(output_fd)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    stacks = order.stacks.open("w")  # open for as long as the rank lives
-    faulthandler.enable(stacks, all_threads=True)
-    faulthandler.register(STACK_SIGNAL, stacks, all_threads=True)
     os.set_inheritable(channel_fd, False)
     channel = socket.socket(fileno=channel_fd)
-    outcome = _outcome(order)
+    try:
+        box = BlackBox(order.note)
+        stacks = order.stacks.open("w")  # open for as long as the rank lives
+        faulthandler.enable(stacks, all_threads=True)
+        faulthandler.register(STACK_SIGNAL, stacks, all_threads=True)
+        late = order.late_stacks.open("w")
+        faulthandler.dump_traceback_later(order.deadline_s, file=late)  # where the subject took the signal for itself
+        limits.restrain(order.memory_nbytes)
+        _settle(order)
+    except OSError as error:  # nothing of the subject's has run: this is the machine's
+        outcome = Outcome(UNABLE, Sample(order.rank), reason=f"{error.filename or order.scratch}: {error.strerror}")
+    else:
+        outcome = _outcome(order, box)
+    if os.getpid() != me:
+        os._exit(0)  # a child that the subject forked has run on to here: it is not the rank and has no word
     try:
         body = json.dumps(outcome.to_json(), allow_nan=False).encode()
     except (TypeError, ValueError) as error:
@@ -91,22 +111,23 @@ def live(fields: dict[str, Any], channel_fd: int, output_fd: int) -> None:
         if outcome.status in FINISHED:
             select.select([channel], [], [], LINGER_S)
     finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
+        with contextlib.suppress(OSError, ValueError):  # the subject may have closed them
+            sys.stdout.flush()
+            sys.stderr.flush()
         os._exit(0)
 
 
-def _outcome(order: Order) -> Outcome:
+def _outcome(order: Order, box: BlackBox) -> Outcome:
     try:
-        _settle(order)
         run = Run.from_json(order.run)
         module, _, name = order.target.partition(":")
         work: Callable[[Run, RankContext], Outcome] = getattr(importlib.import_module(module), name)
-        outcome = work(run, _context(order))
+        outcome = work(run, _context(order, box))
         if not isinstance(outcome, Outcome):
             raise TypeError(f"{order.target} returned {type(outcome).__name__}, not an Outcome")
         return outcome
     except BaseException as error:  # SystemExit too: an implementation that calls sys.exit has failed
+        limits.relieve()
         return _failed(order.rank, error)
 
 
@@ -157,7 +178,7 @@ def torchrun_variables(rank: int, world_size: int, port: int) -> dict[str, str]:
     }
 
 
-def _context(order: Order) -> RankContext:
+def _context(order: Order, box: BlackBox) -> RankContext:
     place = decode(Place, order.place)
     # Longer than the run's deadline: the launcher, which sees all ranks, is the first to end a run that hangs.
     timeout = timedelta(seconds=order.deadline_s + 30)
@@ -167,16 +188,19 @@ def _context(order: Order) -> RankContext:
         import torch.distributed as dist
         from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
-        store = TCPStore("127.0.0.1", order.port, is_master=False, timeout=timeout)
         bound = torch.device(place.device) if place.backend == "nccl" else None
-        dist.init_process_group(
-            place.backend,
-            store=PrefixStore(name, store),
-            rank=order.rank,
-            world_size=order.world_size,
-            timeout=timeout,
-            device_id=bound,
-        )
+        try:
+            store = TCPStore("127.0.0.1", order.port, is_master=False, timeout=timeout)
+            dist.init_process_group(
+                place.backend,
+                store=PrefixStore(name, store),
+                rank=order.rank,
+                world_size=order.world_size,
+                timeout=timeout,
+                device_id=bound,
+            )
+        except (RuntimeError, OSError) as error:
+            raise CannotJoin(f"{type(error).__name__}: {error}") from error
 
     return RankContext(
         rank=order.rank,
@@ -184,7 +208,8 @@ def _context(order: Order) -> RankContext:
         backend=place.backend,
         device=place.device,
         join=join,
-        note=BlackBox(order.note).note,
+        note=box.note,
+        entered=box.entered,
         scratch=order.shared,
         control_ports=frozenset({order.port}),
         place=place,

@@ -19,24 +19,26 @@ import importlib
 import json
 import os
 import selectors
-import shutil
 import signal
 import socket
 import struct
 import time
 from typing import Any
 
-from zerobench.launch import linux, ranks
+from zerobench.launch import folders, linux, ranks
 
 HEADER = struct.Struct("!I")
 CHECK_S = 0.5  # how often it makes sure that the launcher is still its parent
 FDS = 2  # that come with a fork: the rank's channel and its output
 
 
-def serve(control: socket.socket, launcher: int, preload: list[str]) -> None:
-    """Runs until `launcher` is gone or has closed its end. `preload`: modules that the ranks find imported."""
+def serve(control: socket.socket, launcher: int, preload: list[str], folder: str) -> None:
+    """Runs until `launcher` is gone or has closed its end. preload: modules that the ranks find imported. folder: the
+    launcher's, for what its ranks put into files; removed at the end."""
     linux.adopt_orphans()
     for name in preload:
+        if os.getppid() != launcher:
+            break
         try:
             importlib.import_module(name)
         except Exception:  # the rank that needs it imports it again, and reports the error as its own
@@ -50,13 +52,13 @@ def serve(control: socket.socket, launcher: int, preload: list[str]) -> None:
         pass  # the launcher has gone
     finally:
         server.end()
+        folders.remove(folder)
 
 
 class _Server:
     def __init__(self, control: socket.socket, launcher: int) -> None:
         self.control, self.launcher = control, launcher
         self.ranks: set[int] = set()
-        self.scratch: str | None = None
         self.wake_r, self.wake_w = os.pipe()
         os.set_blocking(self.wake_r, False)
         os.set_blocking(self.wake_w, False)
@@ -95,7 +97,6 @@ class _Server:
         return True
 
     def fork(self, order: dict[str, Any], fds: list[int], selector: selectors.BaseSelector) -> None:
-        self.scratch = order["scratch"]
         server = os.getpid()
         try:
             pid = os.fork()
@@ -171,5 +172,3 @@ class _Server:
             if pid == 0:
                 time.sleep(0.005)
         self.sweep()
-        if self.scratch:
-            shutil.rmtree(self.scratch, ignore_errors=True)
