@@ -121,11 +121,16 @@ def sent_numel(
     """
     s = _group(n, shard_size) if stage.shards(Category.OPTIMIZER) else _group(n, None)
     times = collectives(stage, A, gathered=gathered, reduce_each=reduce_each)
-    sent = {kind: k * psi * kind.wire_factor(s) for kind, k in times.items()}
+    sent = sent_by(times, psi, s)
     if s < n:
         across = Collective.ALL_REDUCE
         sent[across] = times[Collective.REDUCE_SCATTER] * Fraction(psi, s) * across.wire_factor(n // s)
     return sent
+
+
+def sent_by(times: Mapping[Collective, int], psi: int, n: int) -> dict[Collective, Fraction]:
+    """Elements that a rank sends for tensors of Psi elements, `times` of them through each kind, on a ring of n."""
+    return {kind: k * psi * kind.wire_factor(_group(n, None)) for kind, k in times.items()}
 
 
 def ring_numel(psi_multiple: Fraction | int, psi: int, n: int) -> Fraction:

@@ -13,7 +13,9 @@ if TYPE_CHECKING:
 
 
 def fail(text: str, code: int = 2) -> int:
-    print(f"zerobench: {text}", file=sys.stderr)
+    from zerobench.report.text import clean
+
+    print(f"zerobench: {clean(text)}", file=sys.stderr)
     return code
 
 
@@ -86,35 +88,54 @@ def validate(arguments: Namespace) -> int:
 
 
 def predict(arguments: Namespace) -> int:
-    from zerobench.codec import encode
     from zerobench.predict import rows
-    from zerobench.report.predict import predict_lines
-    from zerobench.units import parse_count, parse_nbytes
+    from zerobench.recipes import named
+    from zerobench.report.predict import Question, json_lines, predict_lines
+    from zerobench.units import parse_bandwidth, parse_count, parse_nbytes
 
+    moments = {"adam": 2, "momentum": 1, "sgd": 0}[arguments.optimizer]
     try:
-        psi = parse_count(arguments.params)
-        card = parse_nbytes(arguments.card) if arguments.card else None
+        dtypes = dict(_dtype(word) for word in arguments.dtype)
+        question = Question(
+            psi=parse_count(arguments.params),
+            n=arguments.world_size,
+            preset=named(arguments.recipe).with_dtypes(dtypes),
+            micro_batches=arguments.micro_batches,
+            optimizer=arguments.optimizer,
+            shard_size=arguments.shard_size,
+            bandwidth=parse_bandwidth(arguments.bandwidth) if arguments.bandwidth else None,
+            dtypes=dtypes,
+        )
         found = rows(
-            psi, arguments.world_size, arguments.recipe, micro_batches=arguments.micro_batches, card_nbytes=card
+            question.psi,
+            question.n,
+            question.preset,
+            micro_batches=question.micro_batches,
+            moments=moments,
+            card_nbytes=parse_nbytes(arguments.card) if arguments.card else None,
+            gathered=arguments.gathered,
+            reduce_each=not arguments.reduce_once,
+            shard_size=question.shard_size,
+            unit_numel=parse_count(arguments.unit) if arguments.unit else None,
+            bandwidth=question.bandwidth,
         )
     except ValueError as error:
         return fail(str(error))
-    print("\n".join(predict_lines(found, psi, arguments.world_size, arguments.recipe, arguments.micro_batches)))
+    print("\n".join(predict_lines(found, question)))
     if arguments.json:
-        lines = [
-            {
-                "stage": int(row.stage),
-                "nbytes": {c.value: float(v) for c, v in row.nbytes.items()},
-                "total_nbytes": float(row.total),
-                "sent_numel": float(row.sent_numel),
-                "sent_nbytes": float(row.sent_nbytes),
-                "largest_psi": row.largest_psi,
-                "smallest_n": row.smallest_n,
-            }
-            for row in found
-        ]
-        write_lines(arguments.json, [json.dumps(encode(line)) for line in lines])
+        try:
+            write_lines(arguments.json, [json.dumps(line) for line in json_lines(found, question)])
+        except OSError as error:
+            return fail(f"--json {arguments.json}: {error.strerror}", 3)
     return 0
+
+
+def _dtype(word: str) -> tuple[str, str | None]:
+    """A field of a recipe and its dtype, from "gradient=fp32"; "none" is none of its own."""
+    name, found, dtype = word.partition("=")
+    if not found:
+        raise ValueError(f"--dtype {word!r}: write it as gradient=fp32")
+    return name, None if dtype == "none" else dtype
 
 
 def doctor(arguments: Namespace) -> int:

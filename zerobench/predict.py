@@ -1,7 +1,16 @@
-"""What ZeRO costs, on paper: the numbers behind `zerobench predict`.
+"""What ZeRO costs, on paper: the numbers behind `zerobench predict`, and a plain Python call.
 
-Model states and their traffic only. Activations, gathered units, buckets, padding and the allocator come on top, so a
-model that "fits" here is an upper bound, as in Table 2 of the ZeRO paper.
+>>> from zerobench.predict import rows
+>>> ddp, one, two, three = rows(7_500_000_000, 64)
+>>> float(two.total)  # bytes of model states a rank: 2 Psi + 14 Psi/64
+16640625000.0
+>>> float(two.sent_nbytes)  # bytes a rank sends in a step, on a ring
+29531250000.0
+>>> rows(7_500_000_000, 64, "deepspeed", card_nbytes=80 * 10**9)[2].largest_psi
+35068493150
+
+Model states and their traffic only (and the unit in use at stage 3, where it is given). Activations, buckets, padding
+and the allocator come on top, so a model that "fits" here is an upper bound, as in Table 2 of the ZeRO paper.
 """
 
 from __future__ import annotations
@@ -12,45 +21,19 @@ from fractions import Fraction
 
 from zerobench import analytic
 from zerobench.claims import Recipe
+from zerobench.recipes import Preset, named
 from zerobench.terms import DTYPE_NBYTES, Category, Collective, Stage
-
-
-@dataclass(frozen=True)
-class Preset:
-    """A recipe that people know by name. extra: elements a parameter, of the moments' dtype, kept beside Adam's two."""
-
-    recipe: Recipe
-    about: str
-    extra: int = 0
-
-
-PRESETS: Mapping[str, Preset] = {
-    "paper": Preset(Recipe(), "ZeRO paper: 16-bit weights and gradients, fp32 master and moments: 16 bytes"),
-    "fp32": Preset(Recipe.of("fp32"), "everything in fp32, the weight is its own master: 16 bytes"),
-    "megatron": Preset(Recipe(gradient="fp32"), "Megatron-LM, bf16: gradients summed and reduced in fp32: 18 bytes"),
-    "megatron-fp16": Preset(
-        Recipe("fp16", "fp16"), "Megatron-LM, fp16: an fp32 copy of the gradient for the update: 20 bytes", extra=1
-    ),
-    "deepspeed": Preset(
-        Recipe(),
-        "DeepSpeed stages 1 and 2: an fp32 copy of the gradient shard for the update: 20 bytes, 2 + 18/n at stage 2 "
-        "(its own estimator leaves the 16-bit gradient out at stage 3: 18/n)",
-        extra=1,
-    ),
-    "fsdp": Preset(
-        Recipe("fp32", "fp32", None, "fp32", reduce="bf16", gather="bf16"),
-        "FSDP2 with MixedPrecisionPolicy(param_dtype=bf16): holds fp32, sends bf16: 16 bytes",
-    ),
-}
 
 
 @dataclass(frozen=True)
 class Row:
     """One stage. Bytes and elements of one rank (exact means over ranks); traffic of one optimizer step, on a ring.
 
-    volume: ring passes in Psi, before the factor (n-1)/n. largest_psi: the largest model whose states fit the card on n
-    ranks; smallest_n: the fewest ranks (of a shard group, in a hybrid) on which this model's do, None if no number is
-    enough. Both are None without a card.
+    volume: ring passes in Psi inside the group that shares a copy, before the factor (s-1)/s. unit_nbytes: stage 3, the
+    gathered weights and the whole gradient of the unit in use; None where no unit was given, or below stage 3.
+    largest_psi: the largest model whose states fit the card on n ranks; smallest_n: the fewest ranks (of a shard group,
+    in a hybrid) on which this model's do, None if no number is enough; both beside the unit in use, and None without a
+    card. least_s: see `rows`.
     """
 
     stage: Stage
@@ -58,8 +41,10 @@ class Row:
     volume: Fraction
     sent: Mapping[Collective, Fraction] = field(default_factory=dict)
     sent_nbytes: Fraction = Fraction(0)
+    unit_nbytes: Fraction | None = None
     largest_psi: int | None = None
     smallest_n: int | None = None
+    least_s: Fraction | None = None
 
     @property
     def total(self) -> Fraction:
@@ -69,11 +54,16 @@ class Row:
     def sent_numel(self) -> Fraction:
         return sum(self.sent.values(), Fraction(0))
 
+    @property
+    def received_nbytes(self) -> Fraction:
+        """On a ring a rank receives from one neighbour what it sends to the other: as many bytes."""
+        return self.sent_nbytes
+
 
 def rows(
     psi: int,
     n: int,
-    recipe: str | Recipe = "paper",
+    recipe: str | Recipe | Preset = "paper",
     *,
     micro_batches: int = 1,
     moments: int = 2,
@@ -81,27 +71,72 @@ def rows(
     gathered: bool = False,
     reduce_each: bool = True,
     shard_size: int | None = None,
+    unit_numel: int | None = None,
+    bandwidth: Fraction | int | None = None,
 ) -> tuple[Row, ...]:
-    """A row a stage. moments: the optimizer's (Adam 2, SGD with momentum 1, SGD 0).
+    """A row a stage, DDP first. Formulas and their derivation: `zerobench.analytic`; recipes: `zerobench.recipes`.
 
-    Raises ValueError for a psi, n, A or shard_size that cannot be, and for an unknown preset (with the known ones).
+    moments: the optimizer's (Adam 2, SGD with momentum 1, SGD 0). gathered, reduce_each, shard_size: as in `Claims`.
+    unit_numel: elements of the largest unit. bandwidth: bytes a second, each way; with it `least_s` is the larger of
+    what a rank sends and what it receives, divided by it. That is a lower bound of a step's time and nothing else: no
+    latency, no computation, every byte at full speed, no protocol that does better than a ring.
+
+    Raises ValueError for a psi, n, A, shard_size, unit or bandwidth that cannot be, and for an unknown preset (with the
+    known ones).
     """
     if psi < 1:
         raise ValueError(f"psi: at least 1 parameter, not {psi}")
+    if unit_numel is not None and not 1 <= unit_numel <= psi:
+        raise ValueError(f"unit: from 1 to Psi = {psi} elements, not {unit_numel}")
+    if bandwidth is not None and bandwidth <= 0:
+        raise ValueError(f"bandwidth: more than 0 bytes a second, not {bandwidth}")
+    preset = _preset(recipe)
+    claims = {"gathered": gathered, "reduce_each": reduce_each}
+    out = []
+    for stage in Stage:
+        cost = preset.at(stage)
+        held = moments + cost.extra
+        unit = None
+        if unit_numel is not None and stage.shards(Category.PARAMETER):
+            width = sum(wire_nbytes(cost.recipe, kind) for kind in (Collective.ALL_GATHER, Collective.REDUCE_SCATTER))
+            unit = Fraction(unit_numel * width)
+        if cost.sends is None:
+            volume = analytic.volume(stage, micro_batches, **claims)
+            sent = analytic.sent_numel(stage, psi, n, micro_batches, shard_size=shard_size, **claims)
+        else:
+            if not reduce_each and stage.shards(Category.GRADIENT):
+                raise ValueError(f"recipe {preset.name} reduces every micro-batch at stage {int(stage)}")
+            if shard_size not in (None, n):
+                raise ValueError(
+                    f"recipe {preset.name}: what stage {int(stage)} sends in shard groups is not published"
+                )
+            times = {kind: int(analytic.evaluate_volume(k, micro_batches)) for kind, k in cost.sends.items()}
+            volume = Fraction(sum(kind.ring_passes * k for kind, k in times.items()))
+            sent = analytic.sent_by(times, psi, n)
+        sent_nbytes = sum((numel * wire_nbytes(cost.recipe, kind) for kind, numel in sent.items()), Fraction(0))
+        room = None if card_nbytes is None else max(0, card_nbytes - int(unit or 0))
+        # what a rank holds depends on the ranks that share a copy: in a hybrid that is the shard group
+        shares = shard_size or n
+        out.append(
+            Row(
+                stage=stage,
+                nbytes=analytic.state_nbytes(cost.recipe, cost.shards_as, psi, n, held, shard_size=shard_size),
+                volume=volume,
+                sent=sent,
+                sent_nbytes=sent_nbytes,
+                unit_nbytes=unit,
+                largest_psi=None if room is None else largest_psi(room, cost.recipe, cost.shards_as, shares, held),
+                smallest_n=None if room is None else smallest_n(room, cost.recipe, cost.shards_as, psi, held),
+                least_s=None if bandwidth is None else sent_nbytes / Fraction(bandwidth),
+            )
+        )
+    return tuple(out)
+
+
+def _preset(recipe: str | Recipe | Preset) -> Preset:
     if isinstance(recipe, str):
-        preset = named(recipe)
-        recipe, moments = preset.recipe, moments + preset.extra
-    return tuple(
-        _row(stage, psi, n, recipe, micro_batches, moments, card_nbytes, gathered, reduce_each, shard_size)
-        for stage in Stage
-    )
-
-
-def named(preset: str) -> Preset:
-    """Raises ValueError, listing the presets, for an unknown name."""
-    if preset not in PRESETS:
-        raise ValueError(f"unknown recipe {preset!r}; known: {', '.join(PRESETS)}")
-    return PRESETS[preset]
+        return named(recipe)
+    return Preset("own", recipe, "", "") if isinstance(recipe, Recipe) else recipe
 
 
 def largest_psi(nbytes: int, recipe: Recipe, stage: Stage, n: int, moments: int = 2) -> int:
@@ -124,29 +159,3 @@ def wire_nbytes(recipe: Recipe, kind: Collective) -> int:
     if kind.reduces:
         return DTYPE_NBYTES[recipe.reduce or recipe.gradient]
     return DTYPE_NBYTES[recipe.gather or recipe.parameter]
-
-
-def _row(
-    stage: Stage,
-    psi: int,
-    n: int,
-    recipe: Recipe,
-    A: int,
-    moments: int,
-    card_nbytes: int | None,
-    gathered: bool,
-    reduce_each: bool,
-    shard_size: int | None,
-) -> Row:
-    sent = analytic.sent_numel(stage, psi, n, A, gathered=gathered, reduce_each=reduce_each, shard_size=shard_size)
-    # what a rank holds depends on the ranks that share a copy: in a hybrid that is the shard group
-    shares = shard_size or n
-    return Row(
-        stage=stage,
-        nbytes=analytic.state_nbytes(recipe, stage, psi, n, moments, shard_size=shard_size),
-        volume=analytic.volume(stage, A, gathered=gathered, reduce_each=reduce_each),
-        sent=sent,
-        sent_nbytes=sum((numel * wire_nbytes(recipe, kind) for kind, numel in sent.items()), Fraction(0)),
-        largest_psi=None if card_nbytes is None else largest_psi(card_nbytes, recipe, stage, shares, moments),
-        smallest_n=None if card_nbytes is None else smallest_n(card_nbytes, recipe, stage, psi, moments),
-    )

@@ -53,6 +53,14 @@ def parse_nbytes(text: str) -> int:
     return _whole(text, _NBYTES_UNITS, "an amount of memory such as 80GB or 80GiB")
 
 
+def parse_bandwidth(text: str) -> int:
+    """Whole bytes a second: "100GB/s" is 100e9. Raises ValueError for anything else, bits ("800Gb/s") included."""
+    amount, slash, second = text.strip().rpartition("/")
+    if not slash or second.strip() != "s":
+        raise ValueError(f"{text!r} is not a bandwidth such as 100GB/s")
+    return parse_nbytes(amount)
+
+
 def parse_seconds(text: str) -> Fraction:
     """Exact seconds: "1.2 ms" is 3/2500. A unit is required. Raises ValueError for anything else."""
     number, unit = _quantity(text, "a time such as 1.2 ms or 30 s")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from zerobench.checks.check import (
     Check,
     Judgement,
@@ -23,7 +25,8 @@ from zerobench.units import nbytes_text
 def gradient_peak(view: View) -> Judgement:
     """The most that backward adds to rest and to the model's own activations, sampled between units."""
     at_rest = max(holding(s, view.last_step - 1, Moment.STEPPED).claimed.get("gradient", 0) for s in view.samples)
-    limit, terms = _peak_allowance(view, at_rest)
+    parts = backward_parts(view, at_rest)
+    limit, terms = sum(p.nbytes for p in parts), ", and ".join(p.words for p in parts if p.words)
     over = {s.rank: _transient(s, view.main) for s in view.samples}
     worst_rank = max(over, key=lambda r: over[r][0])
     worst, unit = over[worst_rank]
@@ -80,8 +83,7 @@ def parameter_peak(view: View) -> Judgement:
         raise NotApplicable("weights are whole below stage 3")
     if view.n == 1:
         raise NotApplicable("at n = 1 a share is the whole")
-    numel = gathered_numel(view)
-    limit = numel * itemsize(view.recipe.gather or view.recipe.parameter)
+    numel, limit = gathered_numel(view), gathered_part(view).nbytes
     over = {s.rank: _transient(s, view.main, phase="forward") for s in view.samples}
     worst_rank = max(over, key=lambda r: over[r][0])
     worst, unit = over[worst_rank]
@@ -104,10 +106,7 @@ def step_peak(view: View) -> Judgement:
     foreach Adam makes one temporary of e elements for the root of the second moment and one for the denominator (8
     e); the new weights are rounded (w e). Beside that one bucket that is gathered or unscaled at a time.
     """
-    share = -(-view.psi // (view.claims.shard_size or view.n)) if view.stage.shards(Category.OPTIMIZER) else view.psi
-    updated = share + view.claims.padding_numel
-    w = itemsize(view.recipe.parameter)
-    limit = updated * (12 + w) + view.bucket_numel() * 4
+    updated, limit = updated_numel(view), sum(p.nbytes for p in step_parts(view))
     grown = {}
     for sample in view.samples:
         before = holding(sample, view.last_step, Moment.BACKWARD).live
@@ -145,6 +144,37 @@ def init_peak(view: View) -> Judgement:
 # -- parts -------------------------------------------------------------------------------------------------------------
 
 
+class Part(NamedTuple):
+    """Bytes that a phase may hold beyond what was alive before it, for one purpose."""
+
+    name: str
+    nbytes: int
+    words: str
+
+
+def updated_numel(view: View) -> int:
+    """Elements that a rank's optimizer updates: its share from stage 1 on, with the claimed padding."""
+    share = -(-view.psi // (view.claims.shard_size or view.n)) if view.stage.shards(Category.OPTIMIZER) else view.psi
+    return share + view.claims.padding_numel
+
+
+def step_parts(view: View) -> tuple[Part, ...]:
+    """What `step` may add; derived in `step_peak`."""
+    e, w, bucket = updated_numel(view), itemsize(view.recipe.parameter), view.bucket_numel()
+    return (
+        Part("casts", e * (4 + w), f"{e} gradients to fp32, and the new weights to {view.recipe.parameter}"),
+        Part("optimizer's temporaries", e * 8, f"the second moment's root and the denominator, {e} elements each"),
+        Part("buckets", bucket * 4, f"one of {bucket} elements in fp32"),
+    )
+
+
+def gathered_part(view: View) -> Part:
+    """Weights that stage 3 may have gathered at once."""
+    numel = gathered_numel(view)
+    nbytes = numel * itemsize(view.recipe.gather or view.recipe.parameter)
+    return Part("gathered weights", nbytes, f"gathered weights of {numel} elements")
+
+
 def gathered_numel(view: View) -> int:
     """Elements of weights that stage 3 may have gathered at once: the unit in use, those ahead, and the root's; where
     all are kept, all, and the buffer that one unit is gathered into before it is copied to its parameters."""
@@ -177,8 +207,8 @@ def _unclaimed(sample: Sample, record: Record) -> int:
     return holding(sample, step, Moment.BACKWARD).unclaimed
 
 
-def _peak_allowance(view: View, at_rest: int) -> tuple[int, str]:
-    """Bytes that backward may add to rest, and in words.
+def backward_parts(view: View, at_rest: int) -> tuple[Part, ...]:
+    """What backward may add to rest. at_rest: bytes of gradient that are alive there already.
 
     Derivation: the gradient itself (whole at stages 0-1, this rank's share from stage 2 on, with the claimed
     padding), less what of it is alive at rest already; what is not yet reduced: one unit that the engine has not
@@ -192,23 +222,21 @@ def _peak_allowance(view: View, at_rest: int) -> tuple[int, str]:
     bucket, unit = view.bucket_numel(), max(view.model.units)
     if not view.stage.shards(Category.GRADIENT):
         whole = max(0, g * (view.psi + claims.padding_numel) - at_rest)
-        return whole + width * max(
-            unit, bucket
-        ), f"{_gradient_words('the gradient', whole, view.psi)}one unit or bucket"
+        return (
+            Part("gradients", whole, _gradient_words("the gradient", whole, view.psi)),
+            Part("buckets", width * max(unit, bucket), "one unit or bucket"),
+        )
     s = claims.shard_size or view.n
     share = max(0, g * (-(-view.psi // s) + claims.padding_numel) - at_rest)
-    limit = share + 2 * width * (bucket + claims.padding_numel)
-    words = f"{_gradient_words('the share of the gradient', share, view.psi)}two buckets of {bucket} elements"
-    if view.stage is Stage.PARAMETER:
-        w = itemsize(recipe.gather or recipe.parameter)
-        gathered = gathered_numel(view)
-        limit += w * gathered
-        words += f", and gathered weights of {gathered} elements"
-    return limit, words
+    parts = [
+        Part("gradients", share, _gradient_words("the share of the gradient", share, view.psi)),
+        Part("buckets", 2 * width * (bucket + claims.padding_numel), f"two buckets of {bucket} elements"),
+    ]
+    return (*parts, gathered_part(view)) if view.stage is Stage.PARAMETER else tuple(parts)
 
 
 def _gradient_words(what: str, nbytes: int, psi: int) -> str:
-    return f"{what}, {per_psi(nbytes, psi)}, and " if nbytes else ""
+    return f"{what}, {per_psi(nbytes, psi)}" if nbytes else ""
 
 
 CHECKS = (
@@ -220,6 +248,7 @@ CHECKS = (
         "g Psi + unit, or g Psi/n + 2 buckets; stage 3 adds the gathered units",
         ("plain",),
         gradient_peak,
+        simulated="ranks",
     ),
     Check(
         "memory.depth",
@@ -229,6 +258,7 @@ CHECKS = (
         "growth from 4 to 32 blocks <= one bucket",
         ("depth-4", "depth-32"),
         depth,
+        simulated="ranks",
     ),
     Check(
         "memory.parameter_peak",
@@ -238,6 +268,7 @@ CHECKS = (
         "w x (largest units: 1 + prefetch_units + 1)",
         ("plain",),
         parameter_peak,
+        simulated="ranks",
     ),
     Check(
         "memory.step_peak",
@@ -247,6 +278,7 @@ CHECKS = (
         "(12 + w) x elements updated + one fp32 bucket",
         ("plain",),
         step_peak,
+        simulated="ranks",
     ),
     Check(
         "memory.init_peak",
@@ -256,5 +288,6 @@ CHECKS = (
         "highest live bytes inside build, in Psi",
         ("plain",),
         init_peak,
+        simulated="ranks",
     ),
 )

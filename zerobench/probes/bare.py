@@ -7,18 +7,27 @@ gathered weights. Gradients of the bare run are dropped as they come, so that on
 from __future__ import annotations
 
 import copy
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from zerobench.models import Model
 from zerobench.probes.ledger import Ledger
+from zerobench.record import Peak
 
 
-def bare_boundaries(
-    model: Model, batch: tuple[Tensor, ...], dtype: torch.dtype, compute: str
-) -> tuple[dict[str, int], dict[str, int]]:
-    """Bytes alive beyond the parameters at each boundary of one forward, and of one backward, by the boundary's name.
+class Bare(NamedTuple):
+    """Bytes alive beyond the parameters: at each boundary of one forward, and of one backward, by its name; and the most
+    within each (step -1), what a unit needs inside itself included."""
+
+    ahead: dict[str, int]
+    back: dict[str, int]
+    peaks: tuple[Peak, ...]
+
+
+def run_bare(model: Model, batch: tuple[Tensor, ...], dtype: torch.dtype, compute: str) -> Bare:
+    """One forward and backward of a copy of the model.
 
     compute: "cast" runs with parameters of `dtype`, "autocast" with fp32 parameters under autocast to it.
     """
@@ -36,15 +45,19 @@ def bare_boundaries(
         enabled = compute == "autocast" and dtype != torch.float32
         model.observe_forward(lambda name: ahead.__setitem__(name, ledger.live()))
         try:
-            with torch.autocast(batch[0].device.type, dtype=dtype, enabled=enabled):
+            with (
+                ledger.phase(-1, "forward"),
+                torch.autocast(batch[0].device.type, dtype=dtype, enabled=enabled),
+            ):
                 loss = module(*batch)
             model.observe_forward(None)
             model.observe(lambda name: back.__setitem__(name, ledger.live()))
-            loss.backward()
+            with ledger.phase(-1, "backward"):
+                loss.backward()
         finally:
             model.observe_forward(None)
             model.observe(None)
-    return ahead, back
+    return Bare(ahead, back, tuple(ledger.peaks))
 
 
 def _drop(parameter: Tensor) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import doctest
+import json
 from fractions import Fraction
 from pathlib import Path
 
@@ -10,9 +12,12 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from zerobench import predict
 from zerobench.analytic import total
 from zerobench.claims import Recipe
-from zerobench.predict import PRESETS, largest_psi, named, rows, smallest_n
+from zerobench.cli import main
+from zerobench.predict import largest_psi, rows, smallest_n
+from zerobench.recipes import PRESETS, named
 from zerobench.terms import Category, Stage
 
 PUBLISHED = yaml.safe_load((Path(__file__).parent / "data" / "published.yaml").read_text())
@@ -60,6 +65,8 @@ def test_megatron_sends_six_bytes_a_parameter():
         ("megatron", Stage.OPTIMIZER, 6, 12),
         ("megatron-fp16", Stage.OPTIMIZER, 4, 16),
         ("deepspeed", Stage.GRADIENT, 2, 18),
+        ("deepspeed", Stage.PARAMETER, 0, 18),
+        ("deepspeed-docs", Stage.GRADIENT, 4, 16),
         ("fsdp", Stage.PARAMETER, 0, 16),
     ],
 )
@@ -107,6 +114,88 @@ def test_a_card_that_the_replicated_states_fill_has_no_room_for_a_shard():
 def test_largest_model_fits_and_one_parameter_more_does_not(stage, nbytes, n):
     psi = largest_psi(nbytes, Recipe(), stage, n)
     assert total(Recipe(), stage, psi, n) <= nbytes < total(Recipe(), stage, psi + 1, n)
+
+
+presets, worlds = st.sampled_from(sorted(PRESETS)), st.integers(1, 512)
+sizes, batches = st.integers(1, 10**12), st.integers(1, 16)
+
+
+@given(presets, sizes, worlds, batches)
+def test_a_hybrid_of_one_group_is_no_hybrid(preset, psi, n, batches):
+    assert rows(psi, n, preset, micro_batches=batches, shard_size=n) == rows(psi, n, preset, micro_batches=batches)
+
+
+@given(presets, sizes, worlds, worlds, batches)
+def test_more_ranks_hold_no_more_and_send_no_less(preset, psi, n, m, batches):
+    few, many = (rows(psi, k, preset, micro_batches=batches) for k in sorted((n, m)))
+    for a, b in zip(few, many, strict=True):
+        assert all(b.nbytes[c] <= a.nbytes[c] for c in a.nbytes)
+        assert b.sent_nbytes >= a.sent_nbytes
+
+
+@given(presets, sizes, worlds, batches, st.integers(1, 10**12))
+def test_the_whole_is_the_sum_of_its_parts(preset, psi, n, batches, bandwidth):
+    for row in rows(psi, n, preset, micro_batches=batches, bandwidth=bandwidth):
+        assert row.total == sum(row.nbytes.values())
+        assert row.sent_numel == sum(row.sent.values()) == row.volume * psi * Fraction(n - 1, n)
+        assert row.least_s == max(row.sent_nbytes, row.received_nbytes) / bandwidth
+
+
+def test_the_unit_in_use_leaves_less_of_the_card():
+    """7.5e9 parameters on 80 GB: 0.2e9 in use cost 4 bytes each, and only at stage 3."""
+    without, beside = (rows(7_500_000_000, 2, card_nbytes=60 * 10**9, unit_numel=u) for u in (None, 200_000_000))
+    assert [row.unit_nbytes for row in beside] == [None, None, None, 800_000_000]
+    assert [row.smallest_n for row in without] == [None, 3, 3, 2]
+    assert [row.smallest_n for row in beside] == [None, 3, 3, 3]
+    assert beside[3].largest_psi == without[3].largest_psi - 100_000_000
+
+
+def test_dtypes_change_a_recipe_at_every_stage():
+    for stage, cost in ((Stage.GRADIENT, 4 + Fraction(2 + 16, 8)), (Stage.PARAMETER, Fraction(4 + 16, 8))):
+        preset = named("deepspeed").with_dtypes({"parameter": "fp32"})
+        assert rows(8, 8, preset)[stage].total == 8 * cost
+    assert rows(1, 1, named("paper").with_dtypes({"master": None}))[0].total == 12
+    with pytest.raises(ValueError, match="a recipe has parameter, gradient"):
+        named("paper").with_dtypes({"grad": "fp32"})
+
+
+def test_the_example_of_the_module_runs():
+    failed, tried = doctest.testmod(predict)
+    assert tried > 3 and not failed
+
+
+def test_the_command_says_what_it_was_asked_and_writes_it(tmp_path, capsys):
+    out = tmp_path / "rows.json"
+    asked = "predict --params 7.5e9 --world-size 64 --shard-size 8 --micro-batches 4 --recipe fsdp --bandwidth 100GB/s"
+    assert main([*asked.split(), "--json", str(out)]) == 0
+    said = capsys.readouterr().out
+    for words in ("shard groups of 8 (8 replicas)", "12 Psi x 7/8 + 8 Psi/8 x 7/8", "a lower bound: the larger of"):
+        assert words in said
+    lines = [json.loads(line) for line in out.read_text().splitlines()]
+    expected = rows(7_500_000_000, 64, "fsdp", micro_batches=4, shard_size=8, bandwidth=10**11)
+    assert [line["total_nbytes"] for line in lines] == [row.total for row in expected]
+    assert [line["least_s"] for line in lines] == [float(row.least_s) for row in expected]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--params seven --world-size 4", "'seven' is not a count"),
+        ("--params 7B --world-size 0", "n: at least 1 rank, not 0"),
+        ("--params 7B --world-size 8 --shard-size 3", "shard_size 3 does not divide n = 8"),
+        ("--params 7B --world-size 8 --recipe papre", "known: paper, fp32"),
+        ("--params 7B --world-size 8 --dtype gradient=fp33", "'fp33' is not a dtype"),
+        ("--params 7B --world-size 8 --dtype gradient", "write it as gradient=fp32"),
+        ("--params 7B --world-size 8 --bandwidth 100GB", "not a bandwidth such as 100GB/s"),
+        ("--params 7B --world-size 8 --bandwidth 0GB/s", "more than 0 bytes a second"),
+        ("--params 7B --world-size 8 --unit 8B", "unit: from 1 to Psi"),
+        ("--params 7B --world-size 8 --recipe deepspeed --shard-size 4", "in shard groups is not published"),
+        ("--params 7B --world-size 8 --recipe deepspeed --reduce-once", "reduces every micro-batch at stage 2"),
+    ],
+)
+def test_bad_input_is_a_usage_error(words, said, capsys):
+    assert main(["predict", *words.split()]) == 2
+    assert said in capsys.readouterr().err
 
 
 def test_what_is_refused():
