@@ -17,7 +17,7 @@ from zerobench.scenarios import SCENARIOS
 @dataclass(frozen=True)
 class Case:
     """implementation: the name that stands in ids; reference: how a rank finds it (an entry point, module:Class,
-    path.py:Class)."""
+    path.py:Class). launch: "local", or "simulate": then the id says so, and no measured case has the same."""
 
     implementation: str
     reference: str
@@ -28,11 +28,16 @@ class Case:
     warmup: int = 1
     measured: int = 3
     device: str = "cpu"
+    launch: str = "local"
     options: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def id(self) -> str:
         return _id(self, f"n{self.world_size}")
+
+    @property
+    def simulated(self) -> bool:
+        return self.launch == "simulate"
 
     @property
     def family(self) -> str:
@@ -45,18 +50,16 @@ class Case:
         A run that loads names the world size that saved, since two cases may reach the same n from different ones.
         """
         wanted = SCENARIOS[scenario]
-        return Run(
-            scenario=scenario,
-            saved_at=self.world_size if wanted.loads else None,
-            case=replace(
-                self,
-                model=(wanted.gpu_model if self.device != "cpu" else None) or wanted.model or self.model,
-                micro_batches=wanted.micro_batches or self.micro_batches,
-                measured=wanted.measured or self.measured,
-                warmup=self.warmup if wanted.warmup is None else wanted.warmup,
-                world_size=max(1, int(self.world_size * wanted.world)),
-            ),
-        )
+        changed = {
+            "model": (wanted.gpu_model if self.device != "cpu" else None) or wanted.model or self.model,
+            "micro_batches": wanted.micro_batches or self.micro_batches,
+            "measured": wanted.measured or self.measured,
+            "warmup": self.warmup if wanted.warmup is None else wanted.warmup,
+            "world_size": max(1, int(self.world_size * wanted.world)),
+        }
+        same = all(getattr(self, name) == value for name, value in changed.items())
+        case = self if same else replace(self, **changed)  # type: ignore[arg-type]
+        return Run(scenario=scenario, saved_at=self.world_size if wanted.loads else None, case=case)
 
     def to_json(self) -> dict[str, Any]:
         return encode(self)  # type: ignore[no-any-return]
@@ -96,7 +99,10 @@ class Run:
 
 
 def _id(case: Case, world: str) -> str:
+    if case.micro_batches == 1 and not case.options and not case.simulated:  # nearly all of them, and asked for often
+        return f"{case.implementation}/{case.model}/{world}/{case.precision}"
     axes = {"A": case.micro_batches if case.micro_batches != 1 else None}
     tail = "".join(f"/{name}={value}" for name, value in sorted(axes.items()) if value is not None)
     tail += "".join(f"/{name}={value}" for name, value in sorted(case.options.items()))
+    tail += "/simulated" if case.simulated else ""
     return f"{case.implementation}/{case.model}/{world}/{case.precision}{tail}"

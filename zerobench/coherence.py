@@ -59,6 +59,8 @@ def mistakes(data: Any, known: Known | None = None) -> Iterator[Mistake]:
     yield from _unknown(data.get("checks"), "check", known.checks, ("checks",))
     yield from _same_names(axes.get("implementation", []))
     yield from _options(data.get("options"), axes)
+    if data.get("launch") == "simulate" and data.get("device", "cpu") != "cpu":
+        yield ("device",), "a simulated world has tensors without memory, of device cpu"
 
     entries = {key: list(_entries(data.get(key))) for key in ("exclude", "xfail")}
     wrong = {

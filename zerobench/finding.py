@@ -13,6 +13,9 @@ from typing import Any
 
 from zerobench.codec import encode
 
+NOT_RUN = "not run: "
+"""How `Finding.actual` begins where a run that it needs was never done."""
+
 
 class Status(Enum):
     PASS = "pass"
@@ -72,13 +75,19 @@ class Verdict:
     def counts(self) -> Counter[str]:
         return Counter(f.status.value for f in self.findings)
 
-    def exit_code(self, *, interrupted: bool = False) -> int:
+    def without_missing(self) -> Verdict:
+        """The findings whose runs were done: what is left to show of a run that was stopped."""
+        return replace(self, findings=tuple(f for f in self.findings if not f.actual.startswith(NOT_RUN)))
+
+    def exit_code(self, *, interrupted: int = 0) -> int:
         """130, 2, 3, 1, 6, 4, 5, 0: the first that holds (2, usage, is decided before anything ran).
+
+        interrupted: the exit code of the signal that stopped the run: 130 for SIGINT, 128 and its number for another.
 
         Where every finding is a skip nothing was judged: that is 5, and no clean bill.
         """
         if interrupted:
-            return 130
+            return interrupted
         held = {f.status for f in self.findings if f.level is Level.MUST or (f.level is Level.SHOULD and self.strict)}
         if any(f.status is Status.ERROR for f in self.findings):
             return 3

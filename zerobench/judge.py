@@ -8,13 +8,15 @@ from __future__ import annotations
 import traceback
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 from zerobench.case import Case, Run
 from zerobench.checks.catalogue import ALWAYS, CHECKS
 from zerobench.checks.check import Check, Judgement, NotApplicable, Unreliable, View
-from zerobench.finding import Finding, Level, Status, Verdict
+from zerobench.finding import NOT_RUN, Finding, Level, Status, Verdict
 from zerobench.record import Record
+from zerobench.scenarios import NOT_SIMULATED, SCENARIOS
 
 Excuse = Mapping[str, object]
 """An xfail as a record keeps it: check, reason, and the axes that it is limited to (a value or a list of them)."""
@@ -22,8 +24,12 @@ Excuse = Mapping[str, object]
 
 def chosen(checks: Iterable[str]) -> list[Check]:
     """The checks of these ids in the order of the catalogue; the one that is always judged is among them."""
-    wanted = {*checks, ALWAYS}
-    return [check for check in CHECKS.values() if check.id in wanted]
+    return list(_chosen(frozenset(checks)))
+
+
+@cache
+def _chosen(wanted: frozenset[str]) -> tuple[Check, ...]:
+    return tuple(check for check in CHECKS.values() if check.id in wanted or check.id == ALWAYS)
 
 
 def plan(cases: Iterable[Case], checks: Iterable[str]) -> dict[str, Run]:
@@ -31,13 +37,21 @@ def plan(cases: Iterable[Case], checks: Iterable[str]) -> dict[str, Run]:
     runs: dict[str, Run] = {}
     rows = chosen(checks)
     for case in cases:
-        for scenario in dict.fromkeys(s for check in rows for s in (*check.scenarios, *check.also)):
+        for scenario in dict.fromkeys(s for check in rows for s in _scenarios(case, check)):
             run = case.run(scenario)
             runs.setdefault(run.id, run)
-        if all(not check.scenarios for check in rows):
+        if all(not _scenarios(case, check) for check in rows):
             run = case.run("plain")
             runs.setdefault(run.id, run)
     return runs
+
+
+def _scenarios(case: Case, check: Check) -> tuple[str, ...]:
+    """The runs that a check reads of a case: of a simulated one those that need no values."""
+    names = (*check.scenarios, *check.also)
+    if not case.simulated:
+        return names
+    return tuple(s for s in names if SCENARIOS[s].simulable) if check.simulated else ()
 
 
 def judge(
@@ -81,14 +95,16 @@ def judge_case(
     excuses: Sequence[Excuse] = (),
 ) -> Finding:
     """One check on one case."""
-    runs = {s: case.run(s).id for s in (*check.scenarios, *check.also)}
+    runs = {s: case.run(s).id for s in _scenarios(case, check)}
     if not check.scenarios:  # what speaks of every run of the case
         runs = {run.scenario: run.id for run in plan([case], checks).values()}
     found = {scenario: records[id] for scenario, id in runs.items() if id in records}
     blank = Finding(suite, case.id, check.id, Status.SKIP, check.requirement, relation=check.kind, level=check.level)
+    if case.simulated and not check.simulated:
+        return replace(blank, actual=NOT_SIMULATED)
     absent = [id for id in runs.values() if id not in records]
     if absent:
-        return replace(blank, status=Status.ERROR, actual=f"not run: {', '.join(absent)}")
+        return replace(blank, status=Status.ERROR, actual=f"{NOT_RUN}{', '.join(absent)}")
     found = {s: r for s, r in found.items() if s not in check.also or r.status != "skip"}
     if check.scenarios and (obstacle := _obstacle(found.values())):
         return replace(blank, status=obstacle[0], actual=obstacle[1])
@@ -111,10 +127,12 @@ def _judge_family(
     blank = Finding(
         suite, case.family, check.id, Status.SKIP, check.requirement, relation=check.kind, level=check.level
     )
+    if case.simulated and not check.simulated:
+        return replace(blank, actual=NOT_SIMULATED)
     ids = [member.run(check.scenarios[0]).id for member in members]
     absent = [id for id in ids if id not in records]
     if absent:
-        return replace(blank, status=Status.ERROR, actual=f"not run: {', '.join(absent)}")
+        return replace(blank, status=Status.ERROR, actual=f"{NOT_RUN}{', '.join(absent)}")
     usable = [records[id] for id in ids if records[id].status == "ok"]
     if not usable:
         status, reason = _obstacle(records[id] for id in ids) or (Status.SKIP, "no run")
@@ -136,6 +154,8 @@ def _obstacle(records: Iterable[Record]) -> tuple[Status, str] | None:
 
 
 def _say(blank: Finding, check: Check, view: View, by: str) -> Finding:
+    if check.simulated == "world" and (few := _few(view.records.values())):
+        return replace(blank, actual=few)
     try:
         word: Judgement = check.judge(view)
     except NotApplicable as reason:
@@ -148,17 +168,28 @@ def _say(blank: Finding, check: Check, view: View, by: str) -> Finding:
         return replace(
             blank, status=Status.ERROR, actual=f"zerobench's own fault, at {at}: {type(fault).__name__}: {fault}"
         )
+    faked = tuple(dict.fromkeys(what for r in (*view.records.values(), *view.family) for what in r.faked))
+    provisional = f"; provisional, {len(faked)} value{'s' if len(faked) > 1 else ''} made up" if faked else ""
     return replace(
         blank,
         status=word.claim if by == "claim" else word.paper,
         claim=word.claim,
         paper=word.paper,
         expected=word.expected,
-        actual=word.actual,
+        actual=word.actual + provisional,
         ranks=word.ranks,
-        detail=word.detail,
+        detail=(*word.detail, *(f"made up: {what}" for what in faked)),
         metrics=word.metrics,
     )
+
+
+def _few(records: Iterable[Record]) -> str:
+    """Why a check of whole worlds has nothing to say, if it has not."""
+    for record in records:
+        if record.partial:
+            ran = ", ".join(str(sample.rank) for sample in record.samples)
+            return f"simulated: needs every rank, and of {record.run.case.world_size} only ranks {ran} ran"
+    return ""
 
 
 def _excused(finding: Finding, cases: Sequence[Case], excuses: Sequence[Excuse]) -> Finding:

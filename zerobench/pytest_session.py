@@ -16,33 +16,36 @@ from zerobench.commands import DEADLINE_S
 from zerobench.finding import Finding, Level, Status
 from zerobench.judge import judge, judge_case, plan
 from zerobench.launch.local import LaunchError, Local
+from zerobench.launch.simulate import Simulate
 from zerobench.provenance import collect
 from zerobench.record import Record
 from zerobench.suite import Suite
 
 
 class Session:
-    """One fork server for all suites. `close` ends it, and with it every rank."""
+    """One fork server for all suites of real ranks, one for all of simulated. `close` ends them and every rank."""
 
     def __init__(self) -> None:
-        self._local: Local | None = None
+        self._launchers: dict[str, Local] = {}
         self._broken = ""
 
     def launch(self, run: Run, suite: Suite) -> Record:
         """Raises LaunchError; once the machinery has failed, at once and for every run."""
         if self._broken:
             raise LaunchError(self._broken)
-        self._local = self._local or Local()
+        if run.case.launch not in self._launchers:
+            self._launchers[run.case.launch] = Simulate() if run.case.simulated else Local()
         try:
-            return self._local.launch(run, deadline_s=suite.deadline_s or DEADLINE_S, suite=suite.suite)
+            return self._launchers[run.case.launch].launch(
+                run, deadline_s=suite.deadline_s or DEADLINE_S, suite=suite.suite
+            )
         except LaunchError as error:
             self._broken = str(error)
             raise
 
     def close(self) -> None:
-        if self._local is not None:
-            self._local.close()
-            self._local = None
+        while self._launchers:
+            self._launchers.popitem()[1].close()
 
     @cached_property
     def about(self) -> dict[str, Any]:

@@ -81,8 +81,8 @@ class SuiteFile(pytest.File):
             raise self.CollectError(
                 f"{error.filename}: no such baseline; make it: zerobench accept RESULT --bytes"
             ) from None
-        if suite.launch != "local":
-            raise self.CollectError(f"{name}: launch: {suite.launch}: pytest launches local ranks only")
+        if suite.launch == "torchrun":
+            raise self.CollectError(f"{name}: launch: torchrun: pytest launches local and simulated ranks only")
         bench = Bench(self.config.stash[SESSION], suite, cases, baseline)
         lines = {check: marks.get(("checks", i), (1, 1))[0] - 1 for i, check in enumerate(suite.checks)}
         for case in cases:

@@ -139,6 +139,7 @@ class Suite(Strict):
             warmup=self.steps.warmup,
             measured=self.steps.measured,
             device=self.device,
+            launch=self.launch,
             options=dict(self.options.get(reference) or self.options.get(name) or {}),
         )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from fractions import Fraction
 
 from zerobench.analytic import fit, identify, state_nbytes, total, total_coefficients
@@ -30,9 +31,14 @@ leaves 0.5 MB)."""
 
 
 def at_rest(view: View) -> Judgement:
-    """Sum over ranks of each category's claimed bytes at BACKWARD of the last step, against n times the formula."""
+    """Sum over ranks of each category's claimed bytes at BACKWARD of the last step, against n times the formula.
+
+    Where only some ranks ran (simulated), each of them is held to its share. Shares may be uneven: a rank that is off by
+    less than a parameter, as the others are not, proves nothing without the sum.
+    """
     n, psi, claims = view.n, view.psi, view.claims
     held = [holding(s, view.last_step, Moment.BACKWARD).claimed for s in view.samples]
+    m = len(held)
     share = state_nbytes(view.recipe, view.stage, psi, n, view.moments, shard_size=claims.shard_size)
     detail, wrong_ranks = [], set()
     padding_ok = claims.padding_numel <= view.padding_cap()
@@ -41,28 +47,32 @@ def at_rest(view: View) -> Judgement:
     off = 0
     for category in MODEL_STATES:
         each = [h.get(category.value, 0) for h in held]
-        low = n * share[category]
+        low = m * share[category]
         if category is Category.GRADIENT and not view.stage.shards(category):
             low = Fraction(low, n)  # stages 0-1 may free what they do not update
         slack = claims.padding_numel * _element_nbytes(category, view.recipe, view.moments)
-        high = n * (share[category] + slack)
-        if not low <= sum(each) <= high:
+        high = m * (share[category] + slack)
+        least = low / m - (slack if view.main.partial else 0)  # one rank's share may be the padding
+        outside = {s.rank for s, b in zip(view.samples, each, strict=True) if not least <= b <= high / m}
+        if view.main.partial and outside and view.stage.shards(category):
+            _refuse_uneven(view, category, each, share[category] + slack)
+        if outside if view.main.partial else not low <= sum(each) <= high:
             excess = sum(each) - (high if sum(each) > high else low)
             off += abs(int(excess))
-            wrong_ranks |= {r for r, b in enumerate(each) if not low / n <= b <= high / n}
+            wrong_ranks |= outside
             detail.append(
-                f"{category.value}: {nbytes_text(sum(each))} over all ranks, should be {_range_text(low, high)} "
-                f"({signed(excess)}, {per_psi(Fraction(sum(each), n), psi)} a rank)"
+                f"{category.value}: {nbytes_text(sum(each))} over {'the' if view.main.partial else 'all'} ranks, should be "
+                f"{_range_text(low, high)} ({signed(excess)}, {per_psi(Fraction(sum(each), m), psi)} a rank)"
             )
     totals = [sum(h.get(c.value, 0) for c in MODEL_STATES) for h in held]
     if off:
-        detail += _resembles(view, Fraction(sum(totals), n))
+        detail += _resembles(view, Fraction(sum(totals), m))
     a, b = total_coefficients(view.recipe, view.stage, view.moments)
     paper = total(view.paper_recipe, view.stage, psi, n, view.moments)
     paper_slack = min(claims.padding_numel, view.padding_cap()) * sum(
         _element_nbytes(c, view.paper_recipe, view.moments) for c in MODEL_STATES
     )
-    mean = Fraction(sum(totals), n)
+    mean = Fraction(sum(totals), m)
     return Judgement(
         claim=verdict(not off and padding_ok),
         paper=verdict(mean <= paper + paper_slack),
@@ -74,6 +84,16 @@ def at_rest(view: View) -> Judgement:
         detail=tuple(detail),
         metrics=(("bytes", float(mean)), ("largest_bytes", float(max(totals)))),
     )
+
+
+def _refuse_uneven(view: View, category: Category, each: Sequence[int], most: Fraction) -> None:
+    """Raises NotApplicable where the ranks that ran hold different amounts of what is sharded, none of them more than
+    one parameter above its share: optimizers that deal out whole parameters do."""
+    parameter = max(view.model.parameters.values(), default=0)
+    most += parameter * _element_nbytes(category, view.recipe, view.moments)
+    if len(set(each)) > 1 and max(each) <= most:
+        ran = ", ".join(str(s.rank) for s in view.samples)
+        raise NotApplicable(f"shares are uneven, and their sum over all {view.n} ranks is due: only ranks {ran} ran")
 
 
 def _resembles(view: View, mean: Fraction) -> list[str]:
@@ -160,8 +180,10 @@ def scaling(view: View) -> Judgement:
         step = record.run.case.warmup + record.run.case.measured - 1
         n = record.run.case.world_size
         held = [holding(s, step, Moment.BACKWARD) for s in record.samples]
-        states = sum(sum(h.claimed.get(c.value, 0) for c in MODEL_STATES) for h in held)
-        points[n] = Fraction(states, n * record.model.psi)
+        states = [sum(h.claimed.get(c.value, 0) for c in MODEL_STATES) for h in held]
+        if record.partial and len(set(states)) > 1:
+            raise NotApplicable(f"at n = {n} the ranks that ran hold different amounts: their mean is not the world's")
+        points[n] = Fraction(sum(states), len(states) * record.model.psi)
     sizes = f"n = {', '.join(map(str, sorted(points)))}"
     if len(points) < 2:
         raise NotApplicable(f"needs at least three world sizes, has {sizes}")
@@ -248,7 +270,7 @@ def frozen(view: View) -> Judgement:
     for category in (Category.GRADIENT, Category.OPTIMIZER):
         total_held = sum(h.claimed.get(category.value, 0) for h in held)
         slack = (view.claims.padding_numel + singles) * _element_nbytes(category, view.recipe, view.moments)
-        allowed = view.n * (share[category] + slack)
+        allowed = len(held) * (share[category] + slack)
         worst = max(worst, int(total_held - allowed))
         if total_held > allowed:
             out.append(f"{category.value}: {nbytes_text(total_held)} over all ranks, should be {nbytes_text(allowed)}")
@@ -324,6 +346,7 @@ CHECKS = (
         "(a + b/n) Psi by category, at BACKWARD of a step after the first",
         ("plain",),
         at_rest,
+        simulated="ranks",
     ),
     Check(
         "memory.unclaimed",
@@ -333,6 +356,7 @@ CHECKS = (
         "two buckets of the gradient's or the wire's dtype",
         ("plain",),
         unclaimed,
+        simulated="ranks",
     ),
     Check(
         "memory.rest_returns",
@@ -343,6 +367,7 @@ CHECKS = (
         ("plain",),
         rest_returns,
         also=("evaluation", "overflow-memory"),
+        simulated="ranks",
     ),
     Check(
         "memory.scaling",
@@ -353,6 +378,7 @@ CHECKS = (
         ("plain",),
         scaling,
         over="family",
+        simulated="ranks",
     ),
     Check(
         "memory.balance",
@@ -362,6 +388,7 @@ CHECKS = (
         "largest / mean = 1 within padding",
         ("plain",),
         balance,
+        simulated="world",
     ),
     Check(
         "memory.dtype",
@@ -371,6 +398,7 @@ CHECKS = (
         "dtypes by category; the paper's masters and moments are fp32",
         ("plain",),
         dtype,
+        simulated="ranks",
     ),
     Check(
         "memory.frozen",
@@ -380,6 +408,7 @@ CHECKS = (
         "gradient and optimizer bytes of the trainable elements",
         ("frozen",),
         frozen,
+        simulated="ranks",
     ),
     Check(
         "memory.closure",

@@ -29,7 +29,7 @@ def dtype(view: View) -> Judgement:
             if call.dtype not in right:
                 wrong[f"{call.kind.value} in {call.phase} of {call.dtype}"] += call.numel
                 ranks.add(sample.rank)
-    total = view.n * len(view.measured_steps)
+    total = len(view.samples) * len(view.measured_steps)
     return Judgement(
         claim=verdict(not wrong),
         paper=verdict(not wrong),
@@ -129,6 +129,7 @@ CHECKS = (
         "Recipe.reduce or gradient; Recipe.gather or parameter; control traffic exempt",
         ("plain",),
         dtype,
+        simulated="ranks",
     ),
     Check(
         "traffic.padding",
@@ -138,6 +139,7 @@ CHECKS = (
         "volume - claimed passes x Psi <= claimed passes x padding",
         ("plain",),
         padding,
+        simulated="ranks",
     ),
     Check(
         "traffic.single",
@@ -147,6 +149,7 @@ CHECKS = (
         "no payload at n = 1",
         ("plain",),
         single,
+        simulated="ranks",
     ),
     Check(
         "traffic.overlap",
@@ -156,5 +159,6 @@ CHECKS = (
         "a reduction issued before the last boundary between units",
         ("plain",),
         overlap,
+        simulated="ranks",
     ),
 )

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from zerobench.checks.check import Check, Judgement, View, verdict
+from zerobench.checks.check import Check, Judgement, NotApplicable, Unreliable, View, verdict
 from zerobench.finding import Level
 from zerobench.record import Failure, Record
+from zerobench.scenarios import NOT_SIMULATED
 
 
 def completes(view: View) -> Judgement:
     """No crash, no hang, nothing left changed, in any run of the case."""
-    failures = [(r, s.rank, s.failure) for r in view.records.values() for s in r.samples if s.failure]
+    told = [r for r in view.records.values() if r.status != "invalid"]
+    failures = [(r, s.rank, s.failure) for r in told for s in r.samples if s.failure]
     broken = [r for r in view.records.values() if r.status == "error"]
     changed = sorted({c for r in view.records.values() for s in r.samples for c in s.changed})
+    apart = [r for r in view.records.values() if r not in told and any(s.failure for s in r.samples)]
+    if apart and not broken:  # ranks that could not even meet
+        raise Unreliable(f"{apart[0].run.scenario}: {apart[0].reason}")
     holds = not broken and not failures and not changed
+    if holds and view.case.simulated:
+        raise NotApplicable(NOT_SIMULATED)
     culprits = [f for f in failures if f[2].kind != "waiting"] or failures
     if culprits:
         record, rank, failure = culprits[0]
@@ -53,5 +60,6 @@ CHECKS = (
         "",
         (),
         completes,
+        simulated="ranks",
     ),
 )

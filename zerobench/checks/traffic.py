@@ -70,7 +70,8 @@ def step_volumes(record: Record) -> dict[int, Fraction]:
     n = case.world_size
     assert record.model is not None
     return {
-        step: sum((sent(payload(s.calls, [step], record.model), n) for s in record.samples), Fraction(0)) / n
+        step: sum((sent(payload(s.calls, [step], record.model), n) for s in record.samples), Fraction(0))
+        / len(record.samples)
         for step in range(case.warmup, case.warmup + case.measured)
     }
 
@@ -278,6 +279,7 @@ CHECKS = (
         "sum of ring passes x elements; an all-reduce counts two",
         ("plain",),
         volume_,
+        simulated="ranks",
     ),
     Check(
         "traffic.kinds",
@@ -287,6 +289,7 @@ CHECKS = (
         "no all-reduce of more than one element, but of a shard across replicas",
         ("plain",),
         kinds,
+        simulated="ranks",
     ),
     Check(
         "traffic.accumulation",
@@ -296,6 +299,7 @@ CHECKS = (
         "DDP and stage 1: 2 Psi; stage 2: (A+1) Psi; stage 3: 3 A Psi",
         ("plain", "accumulate-2", "accumulate-4"),
         accumulation,
+        simulated="ranks",
     ),
     Check(
         "traffic.order",
@@ -305,6 +309,7 @@ CHECKS = (
         "kind, elements, dtype, root, call by call",
         ("plain",),
         order,
+        simulated="world",
     ),
     Check(
         "traffic.closure",

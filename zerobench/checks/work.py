@@ -37,5 +37,6 @@ CHECKS = (
         "elements written by update rules, summed over ranks, <= Psi and padding",
         ("plain",),
         sharded,
+        simulated="world",
     ),
 )

@@ -34,6 +34,21 @@ SIZES: Mapping[str, tuple[str, Mapping[str, int]]] = {
         "gpt",
         {"vocabulary": 50304, "width": 768, "heads": 12, "depth": 12, "context": 512, "examples": 4},
     ),
+    # The sizes of Table 1 of the ZeRO paper, to be simulated: Psi 7 504 338 944, 127 995 371 520 and 999 998 668 800.
+    # Vocabularies fill up to what the printed digits allow; 1 024 ranks divide every tensor. Wide and not deep, since a
+    # simulation's cost is its depth's.
+    "gpt-7500m": (
+        "gpt",
+        {"vocabulary": 30592, "width": 4096, "heads": 32, "depth": 36, "context": 1024, "examples": 1},
+    ),
+    "gpt-128b": (
+        "gpt",
+        {"vocabulary": 52224, "width": 20480, "heads": 160, "depth": 25, "context": 1024, "examples": 1},
+    ),
+    "gpt-1t": (
+        "gpt",
+        {"vocabulary": 163968, "width": 40960, "heads": 320, "depth": 49, "context": 1024, "examples": 1},
+    ),
     "dyadic": ("dyadic", {}),
     "dyadic-tied": ("dyadic", {"tied": 1}),
     "dyadic-frozen": ("dyadic", {"frozen": 1}),

@@ -308,7 +308,7 @@ def test_the_suites_are_shipped():
     assert {"smoke", "model-states", "traffic", "equivalence"} <= set(names())
     assert find("smoke") == find(str(find("smoke")))
     with pytest.raises(
-        LookupError, match=r"no suite 'smoek' \(did you mean 'smoke'\?\); shipped: conformance, equivalence"
+        LookupError, match=r"no suite 'smoek' \(did you mean 'smoke'\?\); shipped: at-scale, conformance, equivalence"
     ):
         find("smoek")
 
