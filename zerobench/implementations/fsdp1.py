@@ -42,6 +42,7 @@ from zerobench.implementations.torch_sharded import (
     refuse,
     replicas,
     root_gathered_once,
+    storages,
 )
 from zerobench.terms import Stage
 
@@ -76,9 +77,14 @@ class Fsdp1Engine(ShardedEngine):
         # Made after wrapping, as torch asks for: with use_orig_params the same parameters are then views of shards.
         super().__init__(job, model, job.optimizer.torch()(groups, **job.optimizer.options()))
 
+        self._shards = storages(list(model.parameters()))  # as built; in between the parameters may be gathered ones
+
         # torch's default is True, which on the CPU gives every state the values of the one gathered last: the views of
         # one gather buffer are not copied. The option shows it: numerics.adam fails.
         self.offload = bool(job.options.get("offload_optim_state", False))
+
+    def shards(self) -> list[Tensor]:
+        return self._shards
 
     def clip(self, clip_norm: float) -> float:
         return float(self.model.clip_grad_norm_(clip_norm))

@@ -31,6 +31,7 @@ from zerobench.implementations.torch_sharded import (
     refuse,
     replicas,
     root_gathered_once,
+    storages,
 )
 from zerobench.terms import Stage
 
@@ -49,6 +50,10 @@ class Fsdp2Engine(ShardedEngine):
         optimizer = job.optimizer.torch()(job.param_groups(), **job.optimizer.options())
         super().__init__(job, job.module, optimizer)
         self._named = dict(job.module.named_parameters())
+
+    def shards(self) -> list[Tensor]:
+        # The DTensors themselves: their shards move once, where FSDP2 pads them in its first forward.
+        return storages(list(self._named.values()))
 
     def clip(self, clip_norm: float) -> float:
         return float(_full(clip_grad_norm_(self.model.parameters(), clip_norm)))
@@ -89,7 +94,7 @@ class Fsdp2:
         return Claims(
             stage=Stage.PARAMETER,
             recipe=recipe(job.precision, "fp32"),
-            supports=SUPPORTS,
+            supports=SUPPORTS | {"simulable"},
             padding_numel=padding(job, job.world.size),
             gathered=self.reshard is False,
         )

@@ -36,10 +36,11 @@ def scale_rates(optimizer: Optimizer, factor: float) -> None:
 
 def distinct(tensors: Iterable[Tensor]) -> list[Tensor]:
     """`tensors` without those that show the same memory again (tied weights, views of the same region)."""
-    seen: set[tuple[int, int]] = set()
+    seen: set[tuple[int, int, int]] = set()
     out = []
     for tensor in tensors:
-        key = (tensor.data_ptr(), tensor.numel())
+        # Not the address: without memory (a simulation) there is none.
+        key = (tensor.untyped_storage()._cdata, int(tensor.storage_offset()) * tensor.itemsize, tensor.numel())
         if tensor.numel() and key not in seen:
             seen.add(key)
             out.append(tensor)

@@ -132,7 +132,11 @@ class EngineExtras(Protocol):
 
 
 class Implementation(Protocol):
-    """A class; zerobench makes an instance without arguments (an instance serves as well)."""
+    """A class; zerobench makes an instance without arguments (an instance serves as well).
+
+    It may have `imports`, names of modules: ranks import them before anything is measured. What `build` would import
+    else is memory that no tensor explains, and time. Nothing is imported where it is unavailable.
+    """
 
     name: str
 

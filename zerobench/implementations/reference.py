@@ -260,7 +260,7 @@ class Reference:
     stage: Stage
     supports = frozenset({"full_gradients", "full_optimizer_state", "accumulation", "bucket", "overlap", "fp16", "sgd"})
     supports |= {"tied", "frozen", "unused", "uneven", "groups", "schedule", "broadcast_init", "caller_accumulation"}
-    supports |= {"clipping", "loss_scaling", "overflow_skip", "checkpoint", "reshard"}
+    supports |= {"clipping", "loss_scaling", "overflow_skip", "checkpoint", "reshard", "simulable"}
 
     def unavailable(self) -> str | None:
         return None

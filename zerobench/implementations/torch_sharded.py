@@ -76,7 +76,6 @@ class ShardedEngine(ABC):
     def __init__(self, job: Job, model: nn.Module, optimizer: Optimizer) -> None:
         self.model, self.optimizer, self.micro_batches = model, optimizer, job.micro_batches
         self.clip_norm = job.clip_norm
-        self._shards = _storages(list(model.parameters()))  # as built; in between the parameters may be gathered ones
 
     def forward(self, batch: tuple[Tensor, ...], *, last: bool) -> Tensor:
         return self.model(*batch)  # type: ignore[no-any-return]
@@ -94,6 +93,10 @@ class ShardedEngine(ABC):
         scale_rates(self.optimizer, factor)
 
     @abstractmethod
+    def shards(self) -> list[Tensor]:
+        """This rank's part of the parameters, also while they are gathered."""
+
+    @abstractmethod
     def clip(self, clip_norm: float) -> float:
         """Clip by the library's own means; the global norm before it."""
 
@@ -101,9 +104,9 @@ class ShardedEngine(ABC):
         gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
         states = [v for state in self.optimizer.state.values() for v in state.values() if isinstance(v, Tensor)]
         return {
-            Category.PARAMETER: self._shards,
-            Category.GRADIENT: _storages(gradients),
-            Category.OPTIMIZER: _storages(states),
+            Category.PARAMETER: self.shards(),
+            Category.GRADIENT: storages(gradients),
+            Category.OPTIMIZER: storages(states),
         }
 
     def save(self, path: Path) -> None:
@@ -120,7 +123,7 @@ class ShardedEngine(ABC):
         del self.model, self.optimizer
 
 
-def _storages(tensors: list[Any]) -> list[Tensor]:
+def storages(tensors: list[Any]) -> list[Tensor]:
     """The storages, each once and flat, of what this rank has of `tensors`."""
     with torch.no_grad():
         parts = [t.to_local() if isinstance(t, DTensor) else t for t in tensors]
