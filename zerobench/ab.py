@@ -10,12 +10,14 @@ made; each names its side's provenance. So the verdict can be computed again fro
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Protocol
 
+from zerobench import interrupt
 from zerobench.case import Case, Run
 from zerobench.checks.pairs import SIDES, SUITE, cells_of, judge_cells
 from zerobench.finding import Finding
@@ -60,7 +62,7 @@ def measure(runs: Runs, launch: Callable[[str, Run, int], Record], launches: Lau
 class Done:
     findings: list[Finding]
     path: Path
-    interrupted: bool
+    interrupted: int  # the exit code of the signal that stopped it, or 0
 
 
 def compare(
@@ -75,10 +77,11 @@ def compare(
     """Measure and judge, each record on disk as it comes. Raises StoreError, and LaunchError of a launcher."""
     launches: Launches = {side: [] for side in SIDES}
     path = results_path(results, SUITE, sides["base"].about.host, datetime.now(UTC))
-    interrupted = False
-    with Writer(path) as writer:
+    with Writer.fresh(path) as writer, interrupt.patient() as asked:
 
         def launch(side: str, run: Run, left: int) -> Record:
+            if asked.code:
+                raise interrupt.Stop(signal.SIGINT)
             progress.total = progress.done + left
             progress.begin(f"{side} {run.id}")
             about = sides[side].about
@@ -92,12 +95,12 @@ def compare(
             writer.write(sides[side].about)
         try:
             measure(runs, launch, launches, rounds)
-        except KeyboardInterrupt:
-            interrupted = True
+        except KeyboardInterrupt as stop:
+            asked.code = interrupt.exit_code(stop)
         finally:
             progress.finish()
     findings = judge_cells(cells_of(launches, runs), sides["base"].about.backend, rounds)
-    return Done(findings, path, interrupted)
+    return Done(findings, writer.path, asked.code)
 
 
 def suite_of(side: str) -> str:

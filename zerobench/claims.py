@@ -6,7 +6,7 @@ Plain data, no torch: the judging side reads claims from records.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from zerobench.terms import DTYPE_NBYTES, FEATURES, PRECISIONS, Stage
@@ -102,8 +102,7 @@ class Claims:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Claims:
-        known = {f.name for f in fields(cls)}
-        kept = {k: v for k, v in data.items() if k in known}
+        kept = {k: v for k, v in data.items() if k in cls.__dataclass_fields__}
         recipe = kept.get("recipe")
         return cls(
             **kept

@@ -7,11 +7,12 @@ import os
 import sys
 from collections.abc import Sequence
 
-from zerobench import __version__
+from zerobench import __version__, interrupt
 
 EXIT_CODES = """exit codes:
   0 all as required    1 a finding failed, or a regression    2 usage or bad YAML    3 infrastructure
-  4 baseline missing   5 nothing selected    6 inconclusive or invalid measurement    130 interrupted"""
+  4 baseline missing   5 nothing selected    6 inconclusive or invalid measurement    130 interrupted
+  129 ended by SIGHUP  143 ended by SIGTERM"""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -41,13 +42,12 @@ def parser() -> argparse.ArgumentParser:
     )
     run.add_argument("-k", "--select", metavar="ID", help="only cases and findings whose id has this part")
     run.add_argument("--world-size", type=_sizes, metavar="N,...", help="instead of the suite's")
-    run.add_argument(
-        "--resume", metavar="RESULT", help="go on with a results file: runs that it has are not done again"
-    )
+    _resumable(run)
     run.add_argument(
         "--launches", type=_launches, default=1, metavar="K", help="launch each timed run K times (default 1)"
     )
     run.add_argument("--dry-run", action="store_true", help="print the cases and runs, and do nothing")
+    _traced(run)
     _shared(run)
 
     conform = _command(commands, "conform", "judge one implementation by every check that applies")
@@ -67,6 +67,8 @@ def parser() -> argparse.ArgumentParser:
     conform.add_argument(
         "--judge", choices=("claim", "paper"), default="claim", help="which verdict counts (default claim)"
     )
+    _resumable(conform)
+    _traced(conform)
     _shared(conform)
 
     report = _command(commands, "report", "judge stored results again and print them; needs no torch")
@@ -74,6 +76,8 @@ def parser() -> argparse.ArgumentParser:
     report.add_argument("--judge", choices=("claim", "paper"), help="which verdict counts (default: as it was run)")
     report.add_argument("--strict", action="store_true", help="SHOULD counts as MUST")
     report.add_argument("--json", metavar="FILE", help="write a line a finding")
+    report.add_argument("-o", "--html", metavar="FILE", help="write one page for a browser; needs zerobench[report]")
+    report.add_argument("--markdown", metavar="FILE", help="write Markdown")
 
     matrix = _command(commands, "matrix", "the conformance matrix of stored results, implementation by check")
     matrix.add_argument("result", nargs="+", help="results files (.jsonl); of one case and check the last counts")
@@ -92,6 +96,18 @@ def parser() -> argparse.ArgumentParser:
     compare.add_argument("-k", "--select", metavar="ID", help="only findings whose id has this part")
     compare.add_argument("--bytes", action="store_true", help="exact numbers only: no step times")
     compare.add_argument("--json", metavar="FILE", help="write a line a finding")
+
+    history = _command(commands, "history", "many results, oldest first: where step times, bytes or collectives shifted")
+    history.add_argument(
+        "result", nargs="*", default=["results"], help="results files and folders of them (default results/)"
+    )
+    history.add_argument("--suite", metavar="NAME", help="only results of this suite")
+    history.add_argument("-k", "--select", metavar="ID", help="only findings whose id has this part")
+    history.add_argument("--since", metavar="DATE", help="the first level begins here, as 2026-11-29 (UTC)")
+    history.add_argument(
+        "--floor", type=_share, default=0.03, metavar="X", help="a slowdown up to this share is a trifle (default 0.03)"
+    )
+    history.add_argument("--json", metavar="FILE", help="write a line a finding")
 
     ab = _command(commands, "ab", "compare the step times of two implementations, launched in turns")
     ab.add_argument("--base", required=True, metavar="IMPL", help="an entry point, module:Class or path.py:Class")
@@ -119,12 +135,42 @@ def parser() -> argparse.ArgumentParser:
     predict = _command(commands, "predict", "what ZeRO costs on paper: bytes and traffic by stage")
     predict.add_argument("--params", required=True, metavar="PSI", help="parameters: 7.5e9, 7.5B")
     predict.add_argument("--world-size", type=int, required=True, metavar="N")
-    predict.add_argument("--recipe", default="paper", help="paper, fp32, megatron, megatron-fp16, deepspeed, fsdp")
+    predict.add_argument(
+        "--recipe",
+        default="paper",
+        help="paper, fp32, megatron, megatron-fp16, deepspeed, deepspeed-docs or fsdp (default paper)",
+    )
+    predict.add_argument(
+        "--dtype",
+        action="append",
+        default=[],
+        metavar="K=V",
+        help="change the recipe: parameter, gradient, master, moments, reduce or gather, as gradient=fp32 or master=none; "
+        "may repeat",
+    )
+    predict.add_argument("--optimizer", choices=("adam", "momentum", "sgd"), default="adam", help="default adam")
     predict.add_argument("--micro-batches", type=int, default=1, metavar="A")
+    predict.add_argument("--shard-size", type=int, metavar="S", help="hybrid: ranks in a shard group; n/S replicas")
+    predict.add_argument("--gathered", action="store_true", help="stage 3 keeps weights gathered until backward")
+    predict.add_argument(
+        "--reduce-once", action="store_true", help="stages 2 and 3 reduce after the last micro-batch only"
+    )
+    predict.add_argument(
+        "--unit", metavar="NUMEL", help="elements of the largest unit: adds what stage 3 gathers of it"
+    )
     predict.add_argument(
         "--card", metavar="BYTES", help="a card's memory, as 80GB: adds the largest model and smallest n"
     )
+    predict.add_argument(
+        "--bandwidth", metavar="BYTES/s", help="of a rank, each way, as 100GB/s: adds a lower bound of the step's time"
+    )
     predict.add_argument("--json", metavar="FILE", help="write a line a stage")
+
+    explain = _command(commands, "explain", "why a case holds what it holds, from the formula down; needs no torch")
+    explain.add_argument("result", help="a results file (.jsonl)")
+    explain.add_argument("case", help="a case's id, or a part of it that no other case has")
+    explain.add_argument("--json", metavar="FILE", help="write a line a waterfall")
+    explain.add_argument("--chart", metavar="FILE", help="draw them, as .svg or .png; needs zerobench[report]")
 
     doctor = _command(commands, "doctor", "say what this machine can measure and what it cannot, and why")
     doctor.add_argument("--require", choices=("gpu",), help="one line and exit code 3 where there is none")
@@ -158,10 +204,34 @@ def _shared(command: argparse.ArgumentParser) -> None:
     command.add_argument("-q", "--quiet", action="store_true", help="no progress")
 
 
+def _traced(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--trace",
+        action="store_true",
+        help="launch each plain run once more and write one step of it for ui.perfetto.dev, beside the results",
+    )
+
+
+def _resumable(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--resume", metavar="RESULT", help="go on with a results file: runs that it has are not done again"
+    )
+
+
 def _launches(text: str) -> int:
     if not text.isdecimal() or not 1 <= int(text[:6]) <= 1000:
         raise argparse.ArgumentTypeError(f"from 1 to 1000, not {text!r}")
     return int(text)
+
+
+def _share(text: str) -> float:
+    try:
+        share = float(text)
+    except ValueError:
+        share = -1.0
+    if not 0 <= share <= 1:
+        raise argparse.ArgumentTypeError(f"a share from 0 to 1, such as 0.03, not {text!r}")
+    return share
 
 
 def _rounds(text: str) -> int:
@@ -188,14 +258,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Returns the exit code; never raises for what a user did."""
     arguments = parser().parse_args(argv)
     try:
-        from zerobench import commands
+        with interrupt.listening():
+            from zerobench import commands
 
-        code = commands.COMMANDS[arguments.command](arguments)
-        sys.stdout.flush()
+            code = commands.COMMANDS[arguments.command](arguments)
+            sys.stdout.flush()
+            return code
+    except KeyboardInterrupt as stop:
+        code = interrupt.exit_code(stop)
+        print(f"stopped by {interrupt.name(code)}", file=sys.stderr)
         return code
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return 130
     except BrokenPipeError:  # `zerobench ... | head`: the reader has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0

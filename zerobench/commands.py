@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from zerobench.commands_explain import explain
 from zerobench.commands_info import doctor, fail, known, list_, predict, schema, spec, validate, write_lines
 from zerobench.finding import Finding, Verdict
 
@@ -37,8 +38,12 @@ def run(arguments: Namespace) -> int:
             return 2
         except (LookupError, ValueError, OSError) as error:
             return fail(str(error.args[0] if isinstance(error, LookupError) else error))
-        if suite.launch != "local":
-            return fail(f"{suite.path}: launch: {suite.launch} is not there yet; only local ranks run")
+        if suite.launch == "torchrun":
+            return fail(f"{suite.path}: launch: torchrun is not there yet; local and simulate are")
+        if suite.launch == "simulate" and arguments.device not in ("auto", "cpu"):
+            return fail(
+                f"{suite.path}: launch: simulate has no device {arguments.device}: tensors have no memory there"
+            )
         if cases:
             plans.append(
                 Plan(
@@ -59,11 +64,15 @@ def run(arguments: Namespace) -> int:
             print("\n".join(f"{plan.suite}::{case.id}" for case in plan.cases))
             print(f"{len(plan.cases)} cases, {len(plan.runs())} runs", file=sys.stderr)
         return 0
+    if arguments.resume and len(plans) > 1:
+        return fail("--resume goes on with one suite's results: name that suite alone")
     findings: list[Finding] = []
-    interrupted = False
+    interrupted = 0
     for plan in plans:
         try:
             done = execute(plan, arguments)
+        except ValueError as error:
+            return fail(str(error))
         except Infrastructure as error:
             return fail(str(error), 3)
         findings += done.verdict.findings
@@ -103,6 +112,8 @@ def conform(arguments: Namespace) -> int:
         return fail(str(error))
     try:
         done = execute(plan, arguments)
+    except ValueError as error:
+        return fail(str(error))
     except Infrastructure as error:
         return fail(str(error), 3)
     return _finish(done.verdict, arguments.json, interrupted=done.interrupted)
@@ -153,10 +164,11 @@ def _conform_plan(arguments: Namespace) -> Plan:
 def report(arguments: Namespace) -> int:
     from zerobench.case import Case
     from zerobench.commands_ab import rejudged
+    from zerobench.commands_report import write
     from zerobench.judge import judge
     from zerobench.report.terminal import verdict_lines
     from zerobench.report.text import colourful
-    from zerobench.store import StoreError, read
+    from zerobench.store import StoreError, read, uncollected
 
     try:
         results = read(Path(arguments.result))
@@ -169,19 +181,24 @@ def report(arguments: Namespace) -> int:
     except StoreError as error:
         return fail(str(error))
     if verdict is not None:
+        if arguments.html or arguments.markdown:
+            return fail(f"{results.path}: a comparison of step times has no page; it is printed above")
         return _finish(verdict, arguments.json)
     about = results.provenance
     cases = [Case.from_json(dict(case)) for case in about.cases]
-    verdict = judge(
-        about.suite,
-        cases,
-        about.checks,
-        results.records,
-        by=arguments.judge or about.judge,
-        excuses=about.xfail,
-        strict=arguments.strict,
-    )
+    with uncollected():
+        verdict = judge(
+            about.suite,
+            cases,
+            about.checks,
+            results.records,
+            by=arguments.judge or about.judge,
+            excuses=about.xfail,
+            strict=arguments.strict,
+        )
     print("\n".join(verdict_lines(verdict, cases, results.records, colourful(sys.stdout))))
+    if (code := write(arguments, results, cases, verdict)) != 0:
+        return code
     return _finish(verdict, arguments.json)
 
 
@@ -219,11 +236,24 @@ def accept(arguments: Namespace) -> int:
 
 def compare(arguments: Namespace) -> int:
     from zerobench.commands_baseline import Refused, compared
+    from zerobench.report.run_markdown import append_summary, compare_lines
 
     try:
         verdict = compared(arguments)
     except Refused as refusal:
         return fail(str(refusal), refusal.code)
+    if problem := append_summary(lambda: compare_lines(verdict, arguments.result), arguments.result):
+        print(f"note: {problem}", file=sys.stderr)
+    return _finish(verdict, arguments.json)
+
+
+def history(arguments: Namespace) -> int:
+    from zerobench.commands_history import Refused, judged
+
+    try:
+        verdict = judged(arguments)
+    except Refused as refusal:
+        return fail(str(refusal))
     return _finish(verdict, arguments.json)
 
 
@@ -284,7 +314,7 @@ def _value(text: str) -> object:
     return value if isinstance(value, (bool, int, float)) else text
 
 
-def _finish(verdict: Verdict, json_path: str | None, *, interrupted: bool = False) -> int:
+def _finish(verdict: Verdict, json_path: str | None, *, interrupted: int = 0) -> int:
     if json_path:
         try:
             write_lines(json_path, [json.dumps(f.to_json(), allow_nan=False) for f in verdict.findings])
@@ -300,11 +330,13 @@ COMMANDS: dict[str, Callable[[Namespace], int]] = {
     "matrix": matrix,
     "accept": accept,
     "compare": compare,
+    "history": history,
     "ab": ab,
     "serve": serve,
     "list": list_,
     "validate": validate,
     "predict": predict,
+    "explain": explain,
     "doctor": doctor,
     "schema": schema,
     "spec": spec,

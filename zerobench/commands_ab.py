@@ -34,8 +34,9 @@ from zerobench.terms import PRECISIONS
 DEADLINE_S = 60.0
 
 
-def ab(arguments: Namespace) -> tuple[Verdict, bool]:
-    """The verdict, and whether it was interrupted. Raises ValueError for what cannot be asked, and Infrastructure.
+def ab(arguments: Namespace) -> tuple[Verdict, int]:
+    """The verdict, and the exit code of the signal that stopped it, or 0. Raises ValueError for what cannot be asked,
+    and Infrastructure.
 
     A comparison has one question, so its answer counts whatever the check's level is.
     """

@@ -175,6 +175,7 @@ class Sample:
     holdings: tuple[Holding, ...] = ()
     peaks: tuple[Peak, ...] = ()
     boundaries: tuple[Boundary, ...] = ()
+    bare_peaks: tuple[Peak, ...] = ()  # of the same model run bare, over its parameters; step -1
     wire: Wire | None = None
     times_s: tuple[float, ...] = ()
     comparisons: tuple[Comparison, ...] = ()
@@ -188,6 +189,7 @@ class Sample:
     device_peaks: tuple[DevicePeak, ...] = ()
     links: Links | None = None
     run_s: float = 0.0  # seconds from the rank's first line to its last
+    faked: tuple[str, ...] = ()  # simulated: values that decide, which the subject asked for and nobody knows
 
 
 @dataclass(frozen=True)
@@ -227,6 +229,16 @@ class Record:
     @property
     def id(self) -> str:
         return self.run.id
+
+    @property
+    def partial(self) -> bool:
+        """Whether only some ranks ran, as in a large simulated world: the samples say which."""
+        return 0 < len(self.samples) < self.run.case.world_size
+
+    @property
+    def faked(self) -> tuple[str, ...]:
+        """What makes a simulated record provisional: values that were made up, on any rank."""
+        return tuple(dict.fromkeys(what for sample in self.samples for what in sample.faked))
 
     def to_json(self) -> dict[str, Any]:
         return {"record": encode(self) | {"claims": self.claims.to_json() if self.claims else None}}

@@ -18,6 +18,9 @@ PLAIN_SGD = OptimizerSpec("sgd", lr=0.25)
 TINY = OptimizerSpec("sgd", lr=2.0**-14)
 """Updates below half an ulp of most 16-bit weights."""
 
+NOT_SIMULATED = "simulated: there are bytes and collectives, but no values, seconds, sockets or system"
+"""Why what asks for more of a simulated run is skipped."""
+
 RESUME_AT = 2
 """Steps before a checkpoint is saved; the run that loads it goes on with this one."""
 
@@ -71,6 +74,12 @@ class Scenario:
     checkpoint: str | None = None
     loads: str | None = None
     world: float = 1.0
+
+    @property
+    def simulable(self) -> bool:
+        """Whether it asks only what tensors without memory can answer: bytes and collectives, no values, seconds or
+        sockets. Steps are not timed then."""
+        return self.watch <= {"memory", "work", "time"} and not (self.poison or self.checkpoint or self.delayed)
 
     @property
     def first_step(self) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,11 +19,12 @@ from zerobench.models import Model
 from zerobench.numerics import Clipping, Exact, Trajectory, watcher_of
 from zerobench.oracle import Batch
 from zerobench.probes import counters, wire
-from zerobench.probes.bare import bare_boundaries
+from zerobench.probes.bare import Bare, run_bare
 from zerobench.probes.clock import time_steps
-from zerobench.probes.fingerprint import Fingerprints
-from zerobench.probes.ledger import Ledger
+from zerobench.probes.fingerprint import fingerprints_of
+from zerobench.probes.ledger import Ledger, with_labels
 from zerobench.probes.resident import Residence
+from zerobench.probes.steptrace import StepTrace, Untraced
 from zerobench.probes.traffic import Tap
 from zerobench.probes.work import UpdatedElements
 from zerobench.rank import RankContext
@@ -64,6 +65,9 @@ class Session:
         self.ledger: Ledger | None = None
         self.watcher = watcher_of(scenario, job, claims, self.recipe, context.rank, self.last)
         self.changed: tuple[str, ...] = ()
+        self._bare = Bare({}, {}, ())
+        self.trace_into: Path | None = None  # a file for the trace of the last watched step
+        self._trace = Untraced()
         self._watching = ExitStack()
         self._holdings: list[Holding] = []
         self._boundaries: list[Boundary] = []
@@ -83,7 +87,7 @@ class Session:
         stack.enter_context(self._watching)
         if "memory" in self.scenario.watch:
             batch = self.model.batch(0, self.context.rank, 0)
-            self._bare_ahead, self._bare = bare_boundaries(self.model, batch, self.job.dtype, self.claims.compute)
+            self._bare = run_bare(self.model, batch, self.job.dtype, self.claims.compute)
             self.ledger = self._watching.enter_context(Ledger(self.device.in_use, self.device.kind))
             self.ledger.baseline()
             self.ledger.adopt([*self.job.module.parameters(), *self.job.module.buffers()])
@@ -113,6 +117,9 @@ class Session:
         if step == self.run.case.warmup and "wire" in self.scenario.watch:
             self._wire_before = wire.read(self.context.control_ports)
             self._counters_before = self._counters()
+        if step == self.last and self.trace_into is not None and self.ledger is not None:
+            self._trace = StepTrace(self.ledger, self.tap, asynchronous=self.context.backend == "gloo")
+            self._trace.begin(self.engine.model_states())
         poisoned = self.scenario.poison is not None and step == self.scenario.poisoned
         if self.scenario.lr_factors:
             self.engine.set_lr_factor(self.scenario.lr_factors[step])
@@ -144,6 +151,10 @@ class Session:
         if self.scenario.evaluated:
             self._evaluate(step)
         self._hold(step, Moment.STEPPED)
+        if isinstance(self._trace, StepTrace) and self.trace_into is not None:
+            self._trace.end()
+            self._trace.write(self.trace_into)
+            self._trace = Untraced()
         self._digest(step)
         with self._reading():
             if isinstance(self.watcher, Exact):
@@ -198,6 +209,7 @@ class Session:
             holdings=tuple(self._holdings),
             peaks=tuple(self.ledger.peaks) if self.ledger else (),
             boundaries=tuple(self._boundaries),
+            bare_peaks=self._bare.peaks,
             wire=self._wire,
             times_s=self._times,
             comparisons=tuple(comparisons),
@@ -267,12 +279,14 @@ class Session:
     def _boundary(self, unit: str) -> None:
         assert self.ledger is not None
         live, calls = self.ledger.live(), len(self.tap.calls)
-        self._boundaries.append(Boundary(self.last, unit, live, self._bare.get(unit, 0), calls=calls))
+        self._boundaries.append(Boundary(self.last, unit, live, self._bare.back.get(unit, 0), calls=calls))
+        self._trace.mark(f"backward reaches {unit}")
 
     def _boundary_ahead(self, unit: str) -> None:
         assert self.ledger is not None
         live, calls = self.ledger.live(), len(self.tap.calls)
-        self._boundaries.append(Boundary(self.last, unit, live, self._bare_ahead.get(unit, 0), "forward", calls))
+        self._boundaries.append(Boundary(self.last, unit, live, self._bare.ahead.get(unit, 0), "forward", calls))
+        self._trace.mark(f"forward has done {unit}")
 
     def _all_batches(self, step: int) -> list[Batch]:
         """Every micro-batch of a step: all ranks' first, then all ranks' second, ..."""
@@ -299,11 +313,17 @@ class Session:
         if self._resides:
             stack.enter_context(self.residence.phase(step, name))
         stack.enter_context(self.ledger.phase(step, name))
+        stack.enter_context(self._trace.slice(name))
         return stack
 
     @property
     def _resides(self) -> bool:
         return "resident" in self.scenario.watch
+
+    @property
+    def _real(self) -> bool:
+        """Whether tensors have values."""
+        return self.context.simulation is None
 
     def _counters(self) -> counters.Counts | None:
         """The GPU's link counters once it is idle; None on a CPU."""
@@ -319,18 +339,21 @@ class Session:
         stack.enter_context(self.tap.paused())
         if self.ledger:
             stack.enter_context(self.ledger.suspended())
+        stack.enter_context(self._trace.reading())
         return stack
 
     def _hold(self, step: int, moment: Moment) -> None:
         if not self.ledger:
             return
-        claims = self.engine.model_states()
-        holding = self.ledger.holding(step, moment, claims)
+        with self._trace.reading():
+            claims = self.engine.model_states()
+            self._trace.claim(claims)
+            holding = self.ledger.holding(step, moment, claims)
         if step == self.last and moment is Moment.BACKWARD and self._recognises:
             with self._reading():
-                fingerprints = self._fingerprints()
+                fingerprints = fingerprints_of(self.engine)
             labelled = self.ledger.holding(step, moment, claims, fingerprints=fingerprints)
-            holding = _with_labels(holding, labelled)
+            holding = with_labels(holding, labelled)
         self._holdings.append(holding)
         if self._resides and step == self.last:
             self.residence.read(step, moment)
@@ -339,23 +362,14 @@ class Session:
     def _recognises(self) -> bool:
         known = {"full_gradients", "full_optimizer_state"} <= self.claims.supports
         # Not where the system's view is taken: the fingerprints themselves weigh more than the model.
-        return known and not self._resides and self.facts.psi <= FINGERPRINTED_NUMEL
-
-    def _fingerprints(self) -> Fingerprints:
-        weights = list(self.engine.full_parameters().values())
-        states = self.engine.full_optimizer_state().values()
-        return Fingerprints(
-            {
-                "weight": weights,
-                "gradient": list(self.engine.full_gradients().values()),
-                "first moment": [s["exp_avg"] for s in states if "exp_avg" in s],
-                "second moment": [s["exp_avg_sq"] for s in states if "exp_avg_sq" in s],
-            }
-        )
+        wanted = known and not self._resides and self.trace_into is None
+        return wanted and self._real and self.facts.psi <= FINGERPRINTED_NUMEL
 
     def _digest(self, step: int) -> None:
         """What the claimed stage keeps whole on every rank has the same bits on every rank."""
-        if self.claims.shard_size is not None or self._resides:  # gigabytes on a GPU, and another run has them
+        if not self._real or self.claims.shard_size is not None:
+            return
+        if self._resides:  # gigabytes on a GPU, and another run has them
             return
         states = self.engine.model_states()
         for category in MODEL_STATES:
@@ -373,12 +387,6 @@ class Session:
                     value, nbytes = digest([tensor.reshape(-1)])
                     kind = str(tensor.dtype).removeprefix("torch.")
                     self._digests.append(Digest(step, f"{key} {name}", f"{kind}:{value}", nbytes))
-
-
-def _with_labels(holding: Holding, labelled: Holding) -> Holding:
-    """`holding`, with the labels that the same pieces got in `labelled`, taken a moment later."""
-    labels = {(p.nbytes, p.by): p.looks_like for p in labelled.pieces}
-    return replace(holding, pieces=tuple(replace(p, looks_like=labels.get((p.nbytes, p.by))) for p in holding.pieces))
 
 
 def _number(value: Any) -> float | None:

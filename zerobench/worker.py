@@ -5,6 +5,7 @@ The only training loop in the repository. Probes are entered before the engine i
 
 from __future__ import annotations
 
+import importlib
 import os
 import time
 import traceback
@@ -12,6 +13,7 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import torch
 
@@ -22,23 +24,31 @@ from zerobench.claims import OptimizerSpec, ParamGroup
 from zerobench.difference import NAMED_DTYPES
 from zerobench.implementations.protocol import Job, Unsupported, World
 from zerobench.implementations.registry import BadPlugin, check_claims, resolve
+from zerobench.launch import limits
 from zerobench.models import build as build_model
 from zerobench.options import Watched
 from zerobench.probes import allocator, reference_process
 from zerobench.probes.resident import GpuEye, Residence
 from zerobench.probes.traffic import Tap
-from zerobench.rank import Outcome, RankContext
+from zerobench.rank import JOINING, CannotJoin, Outcome, RankContext
 from zerobench.readings import Reading
 from zerobench.record import Call, Failure, ModelFacts, Sample
 from zerobench.scenarios import SCENARIOS, Scenario
 from zerobench.session import Session
 
+MAY_REFUSE = ("build", "load")
+"""Where `Unsupported` makes a skip of a run. Later it is an exception like another: a step that ends half-way is not one
+that was never asked for."""
+
 LATE_S = 0.01
 """Far longer than a collective of a few kilobytes takes on a loopback."""
 
 
-def work(run: Run, context: RankContext) -> Outcome:
-    """Do `run` on this rank. Never raises for what the subject does: that is an Outcome."""
+def work(run: Run, context: RankContext, *, trace: Path | None = None) -> Outcome:
+    """Do `run` on this rank. Never raises for what the subject does: that is an Outcome.
+
+    trace: a file for the events of the last watched step, where the run watches memory.
+    """
     started = time.perf_counter()
     allocator.prepare()
     residence = _take_place(run, context)
@@ -46,6 +56,7 @@ def work(run: Run, context: RankContext) -> Outcome:
     late = _lateness(run, context, tap) if SCENARIOS[run.scenario].delayed else None
 
     def before(call: Call) -> None:
+        context.entered(call)
         context.note(f"{tap.phase} of step {tap.step}: {describe(call)}")
         if late is not None:
             late()
@@ -57,6 +68,7 @@ def work(run: Run, context: RankContext) -> Outcome:
         session, reason = _prepare(run, context, tap, residence)
         if session is None:
             return Outcome("skip", Sample(context.rank), reason=reason)
+        session.trace_into = trace
         problems = tap.self_test(torch.device(context.device))
         if problems:
             return Outcome(
@@ -71,21 +83,32 @@ def work(run: Run, context: RankContext) -> Outcome:
                 status, reason = "invalid", f"{what}: {', '.join(sorted(set(found)))}"
         return Outcome(status, session.sample(time.perf_counter() - started), reason, session.claims, session.facts)
     except Unsupported as error:
+        if tap.phase not in MAY_REFUSE:
+            return _raised(error, context, tap, started)
         return Outcome("skip", Sample(context.rank), reason=str(error) or "unsupported")
+    except CannotJoin as error:
+        failure = Failure("raised", str(error), phase=JOINING)
+        return Outcome("error", Sample(context.rank, failure=failure), reason=failure.what)
     except BadPlugin as error:
         failure = Failure("refused", str(error))
         return Outcome("refused", Sample(context.rank, failure=failure), reason=str(error))
     except Exception as error:
-        failure = Failure(
-            "raised",
-            f"{type(error).__name__}: {error}",
-            phase=tap.phase,
-            step=tap.step,
-            stack=traceback.format_exc(limit=-12),
-            last_call=describe(tap.calls[-1]) if tap.calls else "",
-        )
-        sample = Sample(context.rank, failure=failure, run_s=time.perf_counter() - started)
-        return Outcome("error", sample, reason=failure.what)
+        return _raised(error, context, tap, started)
+
+
+def _raised(error: Exception, context: RankContext, tap: Tap, started: float) -> Outcome:
+    """What the subject raised, where, and the collective before it."""
+    limits.relieve()  # it may have raised for want of memory
+    failure = Failure(
+        "raised",
+        f"{type(error).__name__}: {error}",
+        phase=tap.phase,
+        step=tap.step,
+        stack=traceback.format_exc(limit=-12),
+        last_call=describe(tap.calls[-1]) if tap.calls else "",
+    )
+    sample = Sample(context.rank, failure=failure, run_s=time.perf_counter() - started)
+    return Outcome("error", sample, reason=failure.what)
 
 
 def describe(call: Call) -> str:
@@ -129,10 +152,14 @@ def _prepare(run: Run, context: RankContext, tap: Tap, residence: Residence) -> 
     implementation = resolve(case.reference)
     if reason := implementation.unavailable():
         return None, f"unavailable: {reason}"
-    context.note("joining the other ranks")
+    for name in getattr(implementation, "imports", ()):
+        importlib.import_module(name)
+    context.note(JOINING)
     context.join()
     context.note("building the model")
     model = build_model(case.model, world_size=case.world_size, micro_batches=case.micro_batches, device=context.device)
+    if context.simulation is not None:
+        model = context.simulation.data(model)
     facts = model_facts(model.module, model.units, scenario, examples=model.examples, tokens=model.tokens)
     options = Watched({**case.options, **dict(scenario.options)})
     job = Job(
@@ -151,7 +178,8 @@ def _prepare(run: Run, context: RankContext, tap: Tap, residence: Residence) -> 
     )
     claims = implementation.claims(job)
     check_claims(claims)
-    lacking = scenario.features - claims.supports
+    needed = scenario.features | ({"simulable"} if context.simulation is not None else set())
+    lacking = needed - claims.supports
     if lacking:
         return None, f"unsupported: {', '.join(sorted(lacking))}"
     return Session(run, scenario, context, tap, implementation, job, model, facts, claims, residence), ""
@@ -210,7 +238,7 @@ def _train(session: Session, scenario: Scenario, run: Run) -> None:
             session.step(step)
         session.stop_watching()
         # Ranks that share a GPU take turns on it: how long that takes says nothing about the subject.
-        if "time" in scenario.watch and not session.context.place.shared:
+        if "time" in scenario.watch and not session.context.place.shared and session.context.simulation is None:
             session.time(scenario.timed)
         session.close()
     session.changed = globalstate.changes(before, globalstate.snapshot())

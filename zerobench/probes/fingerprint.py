@@ -12,6 +12,7 @@ Low-entropy content (small integers) fits anywhere, so a label also has to beat 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -108,3 +109,16 @@ def _windows(values: Tensor) -> Tensor:
     telling = (windows.isfinite() & (windows != 0)).all(1) & (windows != windows[:, :1]).any(1)
     windows = windows[telling]
     return windows[:: -(-len(windows) // WINDOWS)] if len(windows) > WINDOWS else windows
+
+
+def fingerprints_of(engine: Any) -> Fingerprints:
+    """Of an engine that supports full_gradients and full_optimizer_state. Collective: every state is gathered once."""
+    states = engine.full_optimizer_state().values()
+    return Fingerprints(
+        {
+            "weight": list(engine.full_parameters().values()),
+            "gradient": list(engine.full_gradients().values()),
+            "first moment": [s["exp_avg"] for s in states if "exp_avg" in s],
+            "second moment": [s["exp_avg_sq"] for s in states if "exp_avg_sq" in s],
+        }
+    )

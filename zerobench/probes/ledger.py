@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -86,6 +87,26 @@ class Ledger:
         """Bytes of the subject's storages that are alive now, the backend's temporaries left out. O(1)."""
         self._books.settle()
         return self._books.total[Role.COUNTED]
+
+    def follow(self, changed: Callable[[Entry, int], None] | None) -> list[Entry]:
+        """Call `changed` with each storage whose bytes change, from now on; None stops it. The entries alive now."""
+        self._books.settle()
+        self._books.changed = changed
+        return [entry for entry, _ in self._books]
+
+    def claimed(self, claims: Mapping[Category, Sequence[Tensor]]) -> Iterator[tuple[Category, Entry, int]]:
+        """Each claimed storage that is in the books, with the bytes of it that a category's tensors show."""
+        with _disable_current_modes():
+            for category, tensors in claims.items():
+                covered: dict[int, Region] = {}
+                entries: dict[int, Entry] = {}
+                for part in (part for tensor in tensors for part in _parts(tensor)):
+                    entry = self._books.entry(part)
+                    if entry is not None:
+                        _cover(covered, part)
+                        entries[part.untyped_storage()._cdata] = entry
+                for key, entry in entries.items():
+                    yield category, entry, nbytes(covered[key])
 
     @contextmanager
     def phase(self, step: int, name: str) -> Iterator[None]:
@@ -198,6 +219,12 @@ class Ledger:
             for size, entry, storage, holes in found[:PIECES]
         )
         return sum(size for size, *_ in found), pieces
+
+
+def with_labels(holding: Holding, labelled: Holding) -> Holding:
+    """`holding`, with the labels that the same pieces got in `labelled`, taken a moment later."""
+    labels = {(p.nbytes, p.by): p.looks_like for p in labelled.pieces}
+    return replace(holding, pieces=tuple(replace(p, looks_like=labels.get((p.nbytes, p.by))) for p in holding.pieces))
 
 
 def _parts(tensor: Tensor) -> list[Tensor]:

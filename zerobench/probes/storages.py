@@ -92,6 +92,7 @@ class Storages:
         self._waited = False  # whether a collective has ended since the last `settle`
         self._mode = Watch(self)
         self._skipped: dict[str, bool] = {}
+        self.changed: Callable[[Entry, int], None] | None = None  # told of each storage's new bytes, 0 as it is freed
 
     def __enter__(self) -> Storages:
         self.real = detect_fake_mode() is None
@@ -191,7 +192,7 @@ class Storages:
 
     def handed(self, tensors: Iterable[Tensor]) -> None:
         """`tensors` go to a collective."""
-        for tensor in tensors:
+        for tensor in tensors if self.real else ():  # without memory there is no backend that could hold them
             if tensor.layout is torch.strided:
                 key = tensor.untyped_storage()._cdata
                 entry = self._entries.get(key)
@@ -219,12 +220,16 @@ class Storages:
         with self._lock:
             self._entries[entry.ref.key] = entry
             self.total[role] += entry.nbytes
+            if self.changed is not None:
+                self.changed(entry, entry.nbytes)
             self._grown()
 
     def _resize(self, entry: Entry, nbytes: int) -> None:
         with self._lock:
             self.total[entry.role] += nbytes - entry.nbytes
             entry.nbytes = nbytes
+            if self.changed is not None:
+                self.changed(entry, nbytes)
             self._grown()
 
     def _freed(self, ref: Any) -> None:
@@ -234,6 +239,8 @@ class Storages:
                 del self._entries[ref.key]
                 self._handed.discard(ref.key)
                 self.total[entry.role] -= entry.nbytes
+                if self.changed is not None:
+                    self.changed(entry, 0)
 
     def _caller(self) -> tuple[CodeType | None, int]:
         """The innermost Python frame outside torch, the standard library and the probes."""

@@ -90,7 +90,8 @@ class Tap:
 
     step, phase: set by whoever drives the run; stamped on each call. calls: in order of issue, those of all threads.
     unknown: what was called and could not be counted; a run with any is invalid. on_call: called with each `Call`
-    before it is issued, on the issuing thread, so that a black box knows what a hanging rank was waiting for.
+    before it is issued, on the issuing thread, so that a black box knows what a hanging rank was waiting for. around:
+    issues a collective, for whoever wants to know how long that takes.
     """
 
     def __init__(self) -> None:
@@ -99,9 +100,11 @@ class Tap:
         self.calls: list[Call] = []
         self.unknown: list[str] = []
         self.on_call: Callable[[Call], None] | None = None
+        self.around: Callable[[list[Call], Callable[[], Any]], Any] | None = None
         self._reading = 0
         self._libraries: list[torch.library.Library] = []
         self._tapped: set[str] = set()
+        self._groups: dict[tuple[int, ...], tuple[int, ...]] = {}  # one tuple a group, however many calls name it
 
     def install(self) -> None:
         """Put the kernels in place. Raises RuntimeError where this torch has not what they need."""
@@ -135,7 +138,9 @@ class Tap:
         op = getattr(op, schema.overload_name or "default")
 
         def kernel(keyset: Any, *args: Any, **kwargs: Any) -> Any:
-            self._see(space, name, row, arguments, args, kwargs)
+            calls = self._see(space, name, row, arguments, args, kwargs)
+            if self.around is not None:
+                return self.around(calls, lambda: op.redispatch(keyset & below, *args, **kwargs))
             return op.redispatch(keyset & below, *args, **kwargs)
 
         full = f"{name}.{schema.overload_name}" if schema.overload_name else name
@@ -176,10 +181,12 @@ class Tap:
         """
         return self_test(self, torch.device(device))
 
-    def _see(self, space: str, name: str, row: _Row | None, arguments: dict[str, int], args: Any, kwargs: Any) -> None:
+    def _see(
+        self, space: str, name: str, row: _Row | None, arguments: dict[str, int], args: Any, kwargs: Any
+    ) -> list[Call]:
         if row is None:
             self.unknown.append(f"{space}::{name} is not known to zerobench: what it sends is not counted")
-            return
+            return []
 
         def given(argument: str) -> Any:
             position = arguments[argument]
@@ -190,15 +197,17 @@ class Tap:
         except Exception as error:
             # The subject's call goes on; the run is invalid, and says why.
             self.unknown.append(f"c10d::{name} could not be counted: {type(error).__name__}: {error}")
-            return
+            return []
         for call in calls:
             self.calls.append(call)
             if self.on_call is not None:
                 self.on_call(call)
+        return calls
 
     def _calls(self, name: str, row: _Row, given: Callable[[str], Any]) -> list[Call]:
         pg = dist.ProcessGroup.unbox(given("process_group"))
         group = group_ranks(pg)
+        group = self._groups.setdefault(group, group)
         n = len(group)
         root = None
         if row.root is not None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 if TYPE_CHECKING:
@@ -28,6 +29,8 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._kinds: dict[Any, tuple[bool, bool]] = {}  # by operator: returns an alias, changes what it does not return
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is _DEVICE and type(args[0]) is FakeTensor:
+            return args[0].fake_device  # autograd asks for it all the time, and it makes nothing
         if types and any(hasattr(t, "__tensor_flatten__") for t in types):
             return NotImplemented
         out = func(*args, **(kwargs or {}))
@@ -55,6 +58,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return out
 
 
+_DEVICE = torch.ops.prim.device.default
 _REDUCE_SCATTERS: set[Any] = set()
 if torch.distributed.is_available():
     _REDUCE_SCATTERS |= {

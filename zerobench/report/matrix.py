@@ -40,6 +40,11 @@ MEANING = {
 }
 
 
+def row_name(case: Case) -> str:
+    """What stands at the head of a case's findings. What was simulated stands apart from what was measured."""
+    return f"{case.implementation} (simulated)" if case.simulated else case.implementation
+
+
 def colour_of(finding: Finding) -> Colour:
     """Of one finding, by its two verdicts; an excuse (xfail, xpass) does not change them."""
     if Status.FAIL in (finding.claim, finding.paper):
@@ -81,11 +86,11 @@ class Matrix:
         for case in cases:
             mine.setdefault(case.id, []).append(case)
             mine.setdefault(case.family, []).append(case)
-            if case.implementation not in self.implementations:
-                self.implementations.append(case.implementation)
+            if row_name(case) not in self.implementations:
+                self.implementations.append(row_name(case))
         self.cases |= mine
         for finding in findings:
-            implementation = mine[finding.case][0].implementation
+            implementation = row_name(mine[finding.case][0])
             self.cells.setdefault((implementation, finding.check), Cell()).findings[finding.case] = finding
 
     @property
@@ -101,7 +106,7 @@ class Matrix:
         """What a reader types to see this one finding again."""
         cases = self.cases[finding.case]
         first = cases[0]
-        if first.micro_batches != 1:
+        if first.micro_batches != 1 or first.simulated:
             return f"zerobench run {shlex.quote(finding.suite)} -k {shlex.quote(f'{finding.case}::{finding.check}')}"
         words = ["zerobench", "conform", first.reference, "--check", finding.check, "--model", first.model]
         words += ["--world-size", ",".join(str(case.world_size) for case in cases), "--precision", first.precision]

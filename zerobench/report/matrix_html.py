@@ -5,6 +5,7 @@ Everything that comes from a record is escaped: names and messages are a strange
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from html import escape as _escape
 
 from zerobench.checks.catalogue import CHECKS
@@ -34,24 +35,25 @@ def html_page(matrix: Matrix) -> str:
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>zerobench: conformance</title>'
         f'<meta name="viewport" content="width=device-width"><style>{_STYLE}</style></head><body>\n'
         "<h1>Conformance</h1><p>Made by <code>zerobench matrix</code> from records; not edited by hand.</p>"
-        f"<ul>{sources}</ul><ul>{legend}</ul>\n{_table(matrix)}\n{_sections(matrix)}</body></html>\n"
+        f"<ul>{sources}</ul><ul>{legend}</ul>\n{matrix_table(matrix, _anchor)}\n{_sections(matrix)}</body></html>\n"
     )
 
 
-def _table(matrix: Matrix) -> str:
+def matrix_table(matrix: Matrix, anchor: Callable[[str, str], str]) -> str:
+    """Implementation by check, each cell a link to #anchor(implementation, check); `anchor` gives what is escaped."""
     heads = "".join(f'<th scope="col">{escape(name)}</th>' for name in matrix.implementations)
     rows = []
     for check in matrix.checks:
         row = CHECKS[check]
         level = "" if row.level is Level.MUST else f" ({row.level.value})"
-        cells = "".join(_td(name, check, matrix.cell(name, check)) for name in matrix.implementations)
+        cells = "".join(_td(anchor(name, check), matrix.cell(name, check)) for name in matrix.implementations)
         rows.append(f'<tr><th scope="row" title="{escape(row.requirement)}">{check}{level}</th>{cells}</tr>')
     return f'<table><thead><tr><th scope="col">check</th>{heads}</tr></thead><tbody>{"".join(rows)}</tbody></table>'
 
 
-def _td(name: str, check: str, cell: Cell) -> str:
+def _td(anchor: str, cell: Cell) -> str:
     word = escape(cell.colour.value)
-    return f'<td class="{cell.colour.name}"><a href="#{_anchor(name, check)}">{word}</a></td>'
+    return f'<td class="{cell.colour.name}"><a href="#{anchor}">{word}</a></td>'
 
 
 def _sections(matrix: Matrix) -> str:

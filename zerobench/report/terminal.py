@@ -43,7 +43,13 @@ def finding_lines(finding: Finding, colour: bool) -> list[str]:
 
 
 def case_table(cases: Sequence[Case], records: Mapping[str, Record], verdict: Verdict) -> list[str]:
-    """A row a case: what a rank holds and sends beside what the stage says, and whether its checks hold."""
+    """The rows of `case_rows` as lines."""
+    return table([tuple(clean(cell) for cell in row) for row in case_rows(cases, records, verdict)])
+
+
+def case_rows(cases: Sequence[Case], records: Mapping[str, Record], verdict: Verdict) -> list[tuple[str, ...]]:
+    """A heading, and a row a case: what a rank holds and sends beside what the stage says, and whether its checks hold.
+    Columns that would be empty are left out."""
     by_case: dict[str, list[Finding]] = {}
     for finding in verdict.findings:
         by_case.setdefault(finding.case, []).append(finding)
@@ -63,16 +69,16 @@ def case_table(cases: Sequence[Case], records: Mapping[str, Record], verdict: Ve
             law = formula(a, b, case.world_size)
         rows.append(
             (
-                clean(case.id),
+                case.id,
                 stage,
                 states,
                 law,
                 _passes(found.get("traffic.volume")),
                 _time(found.get("time.step")),
-                _word(found.values()),
+                _word(found.values()) + (", provisional" if record and record.faked else ""),
             )
         )
-    return table(_without_empty(rows))
+    return _without_empty(rows)
 
 
 def _without_empty(rows: list[tuple[str, ...]]) -> list[tuple[str, ...]]:
@@ -113,11 +119,28 @@ def summary_lines(verdict: Verdict, colour: bool) -> list[str]:
     return lines
 
 
+def simulated_lines(cases: Sequence[Case], records: Mapping[str, Record]) -> list[str]:
+    """What a reader must know of simulated cases: what they are no measurement of, and what was made up."""
+    simulated = [case for case in cases if case.simulated]
+    if not simulated:
+        return []
+    ids = {case.run("plain").id for case in simulated}
+    partial = sorted({case.world_size for case in simulated if (r := records.get(case.run("plain").id)) and r.partial})
+    which = f"; of n = {', '.join(map(str, partial))} the first and the last rank ran" if partial else ""
+    lines = [f"simulated: tensors without memory, collectives without peers{which}", ""]
+    faked = Counter(what for id in ids if id in records for what in records[id].faked)
+    if faked:
+        lines[1:1] = ["provisional: values that decide were made up, and the program may have taken another turn:"]
+        lines[2:2] = [f"  {clean(what)} ({count} cases)" for what, count in sorted(faked.items())]
+    return lines
+
+
 def verdict_lines(verdict: Verdict, cases: Sequence[Case], records: Mapping[str, Record], colour: bool) -> list[str]:
     """The whole report: table, families, failures, sum."""
     lines = [""]
     if any(f.check == "memory.at_rest" for f in verdict.findings) or len(cases) <= 60:
         lines += [*case_table(cases, records, verdict), ""]
+    lines += simulated_lines(cases, records)
     for finding in verdict.findings:
         if finding.check == "memory.scaling" and finding.status is Status.PASS:
             lines.append(f"{clean(finding.case)}: {finding.actual}")

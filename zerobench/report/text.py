@@ -25,8 +25,16 @@ def paint(text: str, colour: str, on: bool) -> str:
 
 
 def clean(text: str) -> str:
-    """`text` with control characters spelled out, so that no name or message can move the cursor or clear the screen."""
-    return "".join(c if c in "\n\t" or unicodedata.category(c)[0] != "C" else repr(c)[1:-1] for c in text)
+    """`text` with control characters spelled out, so that no name or message can move the cursor, clear the screen or
+    turn the line round."""
+    if text.isprintable():
+        return text
+    return "".join(c if c in "\n\t" or not _moves(unicodedata.category(c)) else repr(c)[1:-1] for c in text)
+
+
+def _moves(category: str) -> bool:
+    """Of control, format, unassigned and private characters, and of separators of lines and paragraphs."""
+    return category[0] == "C" or category in ("Zl", "Zp")
 
 
 def table(rows: Sequence[Sequence[str]], *, right: Sequence[int] = (), gap: str = "  ") -> list[str]:
