@@ -181,6 +181,10 @@ def parser() -> argparse.ArgumentParser:
     selftest.add_argument("-k", "--select", action="append", metavar="NAME", help="only trials with this in their name")
     selftest.add_argument("--markdown", metavar="FILE", help="write the kill matrix as Markdown")
     selftest.add_argument("--quick", action="store_true", help="few correct implementations, at n = 2 in bf16 only")
+    selftest.add_argument(
+        "--results", default="results", metavar="DIR", help="where records are written (default results/)"
+    )
+    selftest.add_argument("--resume", metavar="RESULT", help="go on with an interrupted self-test of the same commit")
     return top
 
 

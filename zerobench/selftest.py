@@ -8,21 +8,24 @@ from __future__ import annotations
 import sys
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 
-from zerobench.case import Case
+from zerobench.case import Case, Run
 from zerobench.checks.catalogue import ALWAYS, CHECKS
 from zerobench.finding import Finding, Level, Status
 from zerobench.judge import judge, plan
 from zerobench.launch.local import LaunchError, Local
 from zerobench.mutants.mutant import Mutant
 from zerobench.mutants.names import MUTANTS
-from zerobench.record import Record
+from zerobench.provenance import collect
+from zerobench.record import Provenance, Record
 from zerobench.report.progress import Progress
 from zerobench.report.terminal import finding_lines
 from zerobench.report.text import colourful, table
+from zerobench.store import StoreError, Writer, read, results_path
 from zerobench.terms import PRECISIONS
 
 CORRECT = {name: name for name in ("ddp", "zero1", "zero2", "zero3", "torch-ddp")} | {
@@ -85,25 +88,58 @@ def selftest(arguments: Namespace) -> int:
             file=sys.stderr,
         )
         return 5
-    records: dict[str, Record] = {}
     runs = {id: (run, t.deadline_s) for t in todo for id, run in plan(t.cases, t.checks).items()}
-    progress = Progress(len(runs), sys.stderr)
+    about = collect(suite="selftest", suite_digest="", cases=tuple(c.to_json() for t in todo for c in t.cases))
+    records: dict[str, Record] = {}
     try:
-        with Local() as local:
-            for id, (run, deadline_s) in runs.items():
-                progress.begin(id)
-                records[id] = local.launch(run, deadline_s=deadline_s, suite="selftest")
-                progress.end(records[id])
-    except LaunchError as error:
+        if resumed := arguments.resume:
+            records = _stored(Path(resumed), runs, about)
+        path = Path(resumed or results_path(Path(arguments.results), "selftest", about.host, datetime.now(UTC)))
+        with Writer(path) if resumed else Writer.fresh(path) as writer:
+            writer.write(about)
+            _launch(runs, records, writer, about.id)
+    except (LaunchError, StoreError) as error:
         print(f"zerobench: {error}", file=sys.stderr)
         return 3
+    except KeyboardInterrupt:
+        print(f"{len(records)} of {len(runs)} runs are in {path}: --resume {path} goes on", file=sys.stderr)
+        raise
+    return report(todo, records, left_out(quick, arguments.select), arguments.markdown)
+
+
+def _launch(runs: Mapping[str, tuple[Run, float]], records: dict[str, Record], writer: Writer, provenance: str) -> None:
+    """Fill `records` with what they lack, appending each as it comes."""
+    left = [id for id in runs if id not in records]
+    saved = {runs[id][0].checkpoint for id in left} - {None}
+    again = [id for id in records if runs[id][0].checkpoint in saved and not runs[id][0].saved_at]
+    progress = Progress(len(again) + len(left), sys.stderr)
+    try:
+        with Local() as local:
+            for id in (*again, *left):  # a checkpoint lives as long as the launcher
+                run, deadline_s = runs[id]
+                progress.begin(id)
+                record = local.launch(run, deadline_s=deadline_s, suite="selftest")
+                records[id] = replace(record, provenance=provenance)
+                writer.write(records[id])
+                progress.end(record)
     finally:
         progress.finish()
-    return report(todo, records, quick, arguments.markdown)
 
 
-def report(todo: Sequence[Trial], records: Mapping[str, Record], quick: bool, markdown: str | None = None) -> int:
-    """The kill matrix and what is wrong with it, on stdout; the exit code."""
+def _stored(path: Path, runs: Mapping[str, tuple[Run, float]], about: Provenance) -> dict[str, Record]:
+    """What an interrupted self-test has of these runs. Raises StoreError for what is none, or one of other code."""
+    found = read(path)
+    if found.provenance.suite != "selftest":
+        raise StoreError(f"{path}: results of {found.provenance.suite!r}, not of a self-test")
+    if found.provenance.commit != about.commit:
+        raise StoreError(
+            f"{path}: made by commit {found.provenance.commit}, this is {about.commit}: a self-test speaks of one"
+        )
+    return {id: r for id, r in found.records.items() if id in runs and r.run == runs[id][0]}
+
+
+def report(todo: Sequence[Trial], records: Mapping[str, Record], without: str = "", markdown: str | None = None) -> int:
+    """The kill matrix and what is wrong with it, on stdout; the exit code. without: what was left out, in words."""
     colour = colourful(sys.stdout)
     rows = [("mutant", "killed by", "not killed by", "verdict")]
     wrong = 0
@@ -131,7 +167,7 @@ def report(todo: Sequence[Trial], records: Mapping[str, Record], quick: bool, ma
     mutants = sum(t.mutant is not None for t in todo)
     total = (
         f"{mutants} mutants, {len(todo) - mutants} correct implementations, {wrong} defects of zerobench "
-        f"({quick_words() if quick else 'nothing was left out'})"
+        f"({without or 'nothing was left out'})"
     )
     print(total)
     if markdown:
@@ -140,9 +176,12 @@ def report(todo: Sequence[Trial], records: Mapping[str, Record], quick: bool, ma
     return 1 if wrong else 0
 
 
-def quick_words() -> str:
-    """What `--quick` left out."""
-    return f"quick: of correct ones only {', '.join(QUICK)}, at n = 2 in bf16, without {', '.join(SLOW)}"
+def left_out(quick: bool, select: Sequence[str] | None) -> str:
+    """What `--quick` and `-k` left out, in words."""
+    words = [f"only -k {' '.join(select)}"] if select else []
+    if quick:
+        words.append(f"quick: of correct ones only {', '.join(QUICK)}, at n = 2 in bf16, without {', '.join(SLOW)}")
+    return "; ".join(words)
 
 
 def kill_matrix(rows: Sequence[tuple[str, str, str, str]], total: str) -> str:
