@@ -17,7 +17,7 @@ from zerobench.scenarios import SCENARIOS
 @dataclass(frozen=True)
 class Case:
     """implementation: the name that stands in ids; reference: how a rank finds it (an entry point, module:Class,
-    path.py:Class). launch: "local", or "simulate": then the id says so, and no measured case has the same."""
+    path.py:Class). launch: "local" or "torchrun", or "simulate": then the id says so, and no measured case has the same."""
 
     implementation: str
     reference: str

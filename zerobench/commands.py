@@ -11,16 +11,23 @@ from typing import TYPE_CHECKING
 
 from zerobench.commands_explain import explain
 from zerobench.commands_info import doctor, fail, known, list_, predict, schema, spec, validate, write_lines
+from zerobench.commands_job import in_job
 from zerobench.finding import Finding, Verdict
+from zerobench.launch.job import command
 
 if TYPE_CHECKING:
     from zerobench.case import Case
+    from zerobench.launch.nodes import Nodes
     from zerobench.runner import Plan
 
 DEADLINE_S = 60.0
 
 
 def run(arguments: Namespace) -> int:
+    return in_job(_run, arguments)
+
+
+def _run(arguments: Namespace, nodes: Nodes | None) -> int:
     from zerobench.loader import BadFile
     from zerobench.report.terminal import summary_lines
     from zerobench.runner import Infrastructure, Plan, execute
@@ -38,8 +45,8 @@ def run(arguments: Namespace) -> int:
             return 2
         except (LookupError, ValueError, OSError) as error:
             return fail(str(error.args[0] if isinstance(error, LookupError) else error))
-        if suite.launch == "torchrun":
-            return fail(f"{suite.path}: launch: torchrun is not there yet; local and simulate are")
+        if suite.launch == "torchrun" and nodes is None and not arguments.dry_run:
+            return fail(f"{suite.path}: launch: torchrun wants ranks that torchrun or srun started: {command(name)}")
         if suite.launch == "simulate" and arguments.device not in ("auto", "cpu"):
             return fail(
                 f"{suite.path}: launch: simulate has no device {arguments.device}: tensors have no memory there"
@@ -70,7 +77,7 @@ def run(arguments: Namespace) -> int:
     interrupted = 0
     for plan in plans:
         try:
-            done = execute(plan, arguments)
+            done = execute(plan, arguments, nodes)
         except ValueError as error:
             return fail(str(error))
         except Infrastructure as error:
@@ -86,6 +93,10 @@ def run(arguments: Namespace) -> int:
 
 
 def conform(arguments: Namespace) -> int:
+    return in_job(_conform, arguments)
+
+
+def _conform(arguments: Namespace, nodes: Nodes | None) -> int:
     from zerobench.checks.catalogue import CHECKS
     from zerobench.loader import BadFile, did_you_mean
     from zerobench.models.sizes import SIZES
@@ -111,7 +122,7 @@ def conform(arguments: Namespace) -> int:
     except (ValueError, OSError) as error:
         return fail(str(error))
     try:
-        done = execute(plan, arguments)
+        done = execute(plan, arguments, nodes)
     except ValueError as error:
         return fail(str(error))
     except Infrastructure as error:

@@ -16,9 +16,9 @@ IGNORED = ("CUDA_VISIBLE_DEVICES", "ZEROBENCH_", "TORCH_LOGS", "NCCL_DEBUG")
 
 @dataclass(frozen=True)
 class MachineClass:
-    """device: its name; count: how many (of a CPU, the cores that a run may use). driver: its major version.
+    """device: its name; count: how many in one machine (of a CPU, the cores that a run may use). driver: its major version.
 
-    environment: the variables that change how fast a step is.
+    nodes: how many machines. environment: the variables that change how fast a step is.
     """
 
     device: str
@@ -28,6 +28,7 @@ class MachineClass:
     torch: str
     backend: str
     environment: Mapping[str, str]
+    nodes: int = 1
 
     @classmethod
     def of(cls, about: Provenance) -> MachineClass:
@@ -39,6 +40,7 @@ class MachineClass:
             driver=about.driver.split(".")[0],
             torch=about.torch,
             backend=about.backend,
+            nodes=max(len(set(about.hosts)), 1),
             environment={k: v for k, v in about.environment.items() if not k.startswith(IGNORED)},
         )
 
@@ -53,6 +55,7 @@ class MachineClass:
         parts = [
             self.device,
             f"x{self.count}",
+            f"nodes{self.nodes}" if self.nodes > 1 else "",
             self.interconnect,
             f"driver{self.driver}" if self.driver else "",
             f"torch{self.torch}",

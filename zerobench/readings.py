@@ -22,6 +22,7 @@ class Place:
 
     device: torch's name, "cpu" or "cuda:0". backend: of its collectives. label: "cpu", "gpu" (this rank's alone), or
     "shared-gpu" (other ranks' too: its times and its device-wide counters say nothing). name, uuid: the GPU's.
+    host: the machine, in a job of several processes; "" for the one that wrote the record.
     """
 
     device: str = "cpu"
@@ -29,6 +30,7 @@ class Place:
     label: str = "cpu"
     name: str = ""
     uuid: str = ""
+    host: str = ""
 
     @property
     def shared(self) -> bool:

@@ -288,6 +288,7 @@ class Provenance:
     checks: tuple[str, ...] = ()
     judge: str = "paper"
     xfail: tuple[Mapping[str, Any], ...] = ()
+    hosts: tuple[str, ...] = ()  # the machine of each process, in a job of several; empty where `host` has all ranks
     schema: int = SCHEMA
 
     def to_json(self) -> dict[str, Any]:

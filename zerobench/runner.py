@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from argparse import Namespace
 from collections.abc import Mapping
@@ -14,6 +15,7 @@ from zerobench.case import Case, Run
 from zerobench.finding import Verdict
 from zerobench.judge import Excuse, judge, plan
 from zerobench.launch.local import LaunchError, Local
+from zerobench.launch.nodes import Nodes
 from zerobench.launch.simulate import PLACE, Simulate
 from zerobench.provenance import collect
 from zerobench.record import Record
@@ -59,9 +61,9 @@ class Done:
     interrupted: int = 0  # the exit code of the signal that stopped it
 
 
-def execute(what: Plan, arguments: Namespace) -> Done:
-    """Run `what`, write records under arguments.results, print the verdict. Raises Infrastructure, and ValueError for a
-    file that cannot be resumed with this."""
+def execute(what: Plan, arguments: Namespace, nodes: Nodes | None = None) -> Done:
+    """Run `what`, write records under arguments.results, print the verdict. nodes: where the ranks are born, in a job of
+    several processes; else here. Raises Infrastructure, and ValueError for a file that cannot be resumed with this."""
     runs = what.runs()
     records: dict[str, Record] = {}
     resumed = getattr(arguments, "resume", None)
@@ -76,6 +78,8 @@ def execute(what: Plan, arguments: Namespace) -> Done:
     )
     if what.simulated:
         about = replace(about, backend=PLACE.backend)
+    elif nodes is not None:
+        about = replace(about, hosts=nodes.hosts)
     path = (
         Path(resumed) if resumed else results_path(Path(arguments.results), what.suite, about.host, datetime.now(UTC))
     )
@@ -85,7 +89,7 @@ def execute(what: Plan, arguments: Namespace) -> Done:
         with Writer(path) if resumed else Writer.fresh(path) as writer:
             writer.write(about)
             try:
-                interrupted = _launch_all(what, runs, writer, records, about.id, quiet=arguments.quiet)
+                interrupted = _launch_all(what, runs, writer, records, about.id, quiet=arguments.quiet, nodes=nodes)
             except (Infrastructure, StoreError) as error:
                 raise Infrastructure(f"{error}\n{_kept(writer.path, records, runs)}") from None
     except StoreError as error:
@@ -136,8 +140,21 @@ def _kept(path: Path, records: Mapping[str, Record], runs: Mapping[str, Run]) ->
     return f"{done} of {len(runs)} runs are in {path}; to go on, give the same command with --resume {path}"
 
 
+def _launcher(what: Plan, nodes: Nodes | None) -> contextlib.AbstractContextManager[Local | Nodes]:
+    if what.simulated:
+        return Simulate()  # here alone, also in a job: it needs no ranks
+    return Local() if nodes is None else contextlib.nullcontext(nodes)  # a job is ended by who began it
+
+
 def _launch_all(
-    what: Plan, runs: dict[str, Run], writer: Writer, records: dict[str, Record], provenance: str, *, quiet: bool
+    what: Plan,
+    runs: dict[str, Run],
+    writer: Writer,
+    records: dict[str, Record],
+    provenance: str,
+    *,
+    quiet: bool,
+    nodes: Nodes | None = None,
 ) -> int:
     """Fill `records`, appending each as it comes; the exit code of the signal that stopped it, or 0."""
     left = [run for id, run in runs.items() if id not in records]
@@ -148,7 +165,7 @@ def _launch_all(
     left += timed * (what.launches - 1)  # in rounds, so that what drifts in time touches all runs alike
     progress = Progress(len(left), sys.stderr, quiet=quiet)
     try:
-        with interrupt.patient() as asked, Simulate() if what.simulated else Local() as local:
+        with interrupt.patient() as asked, _launcher(what, nodes) as local:
             for run in left:
                 if asked.code:
                     return asked.code

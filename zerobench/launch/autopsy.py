@@ -12,7 +12,9 @@ import signal
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
+from zerobench.codec import decode, encode
 from zerobench.launch import blackbox, limits, ranks
 from zerobench.launch.mismatch import Disagreement
 from zerobench.rank import JOINING, Outcome
@@ -37,6 +39,7 @@ class End:
 
     outcome: what it answered, or None. code: its exit code, -9 for SIGKILL; None where the launcher ended one that had
     answered. cut: why the launcher ended it: "hung" (at the deadline), "slow" (at the deadline, but it got on),
+    "starved" (the same, but the machine had given it no core for most of the time),
     "mismatch" (the ranks wait in different collectives, and nothing moves), "stopped" (another rank had failed),
     "garbled" (its answer cannot be read). note, stacks, output: the last of each. vital: what it was at, seen from
     outside. limit_nbytes: the memory that it was allowed.
@@ -51,6 +54,15 @@ class End:
     output: str = ""
     vital: str = ""
     limit_nbytes: int | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        body: dict[str, Any] = encode(replace(self, outcome=None))
+        return body | {"outcome": self.outcome.to_json() if self.outcome else None}
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> End:
+        end = decode(cls, data | {"outcome": None})
+        return replace(end, outcome=Outcome.from_json(data["outcome"])) if data["outcome"] else end
 
 
 def failure(end: End, deadline_s: float) -> Failure | None:
@@ -83,8 +95,8 @@ def _cause(end: End, deadline_s: float) -> tuple[str, str]:
     frame = top_frame(end.stacks)
     where = f", in {frame}" if frame else ""
     seen = f"; {end.vital}" if end.vital else ""
-    if end.cut == "slow":
-        return "slow", f"not done within {deadline_s:g} s{where}{seen}; --deadline gives it longer"
+    if end.cut in ("slow", "starved"):
+        return end.cut, f"not done within {deadline_s:g} s{where}{seen}; --deadline gives it longer"
     if end.cut in ("hung", "mismatch"):
         return "hung", (f"no answer within {deadline_s:g} s" if end.cut == "hung" else "no answer") + where + seen
     if end.cut == "stopped":
@@ -142,7 +154,7 @@ def blame(failures: Mapping[int, Failure]) -> dict[int, Failure]:
 
 def waited(found: Failure) -> bool:
     """Whether it looks like a rank that waited for others: a lost peer, or a stack that ends in a wait."""
-    if found.kind in ("hung", "slow", "stopped"):
+    if found.kind in ("hung", "slow", "starved", "stopped"):
         frame = _frame(found.stack)
         if frame is None:
             return False

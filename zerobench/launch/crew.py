@@ -12,12 +12,13 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 from zerobench.launch import blackbox
 from zerobench.launch.autopsy import End
 from zerobench.launch.mismatch import disagreement
 from zerobench.launch.nursery import LaunchError, Nursery
-from zerobench.launch.ranks import ANSWER, STACK_SIGNAL, Order
+from zerobench.launch.ranks import ANSWER, LINGER_S, STACK_SIGNAL, Order
 from zerobench.launch.vigil import Vigil
 from zerobench.rank import Outcome
 
@@ -27,7 +28,7 @@ LOOK_S = 0.5  # between looks at whether ranks get on
 GRACE_S = 2.0  # for the others to fail or finish by themselves, after the first failure
 STACKS_S = 1.0  # for ranks to write their stacks before they are killed
 LEAVE_S = 1.0  # for ranks that answered to end
-LATE = ("hung", "slow", "mismatch")
+LATE = ("hung", "slow", "starved", "mismatch")
 KILL_S = 10.0  # for the kernel to end what it was told to kill
 
 
@@ -107,6 +108,30 @@ def _drain(read: Callable[[], bytes], into: bytearray) -> bool:
     return True
 
 
+class Others(Protocol):
+    """The ranks of the same run that other launchers watch. failed: whether one has, or the run is over for another
+    reason; asked every `LOOK_S`. tell: one here has failed. wait: those here have answered; until all others have."""
+
+    def failed(self) -> bool: ...
+
+    def tell(self) -> None: ...
+
+    def wait(self, seconds: float) -> None: ...
+
+
+class Nobody:
+    """No others: all ranks of the run are here."""
+
+    def failed(self) -> bool:
+        return False
+
+    def tell(self) -> None:
+        pass
+
+    def wait(self, seconds: float) -> None:
+        pass
+
+
 class Crew:
     """A context manager: on leaving it the descriptors are closed. Ranks are ended by `stop`, or with the nursery."""
 
@@ -142,9 +167,13 @@ class Crew:
         self._selector.register(mine, selectors.EVENT_READ, rank.listen)
         self._selector.register(output, selectors.EVENT_READ, rank.read)
 
-    def watch(self, deadline_s: float) -> None:
+    def watch(self, deadline_s: float, others: Others | None = None) -> None:
         """Returns when every rank has answered or died, `GRACE_S` after the first failure, or at the deadline; earlier
-        where those that are left wait for each other in different collectives, which no time can mend."""
+        where those that are left wait for each other in different collectives, which no time can mend.
+
+        others: the rest of the run. A failure there ends the run here, and a rank here is not let go before theirs have
+        answered: they may still read from it."""
+        others = others or Nobody()
         self._selector.register(self.nursery, selectors.EVENT_READ)
         vigil = Vigil(deadline_s)
         for rank in self.ranks:
@@ -154,6 +183,7 @@ class Crew:
         while not all(rank.settled for rank in self.ranks):
             if kind == "hung" and any(rank.failed for rank in self.ranks):
                 end, kind = min(end, time.monotonic() + GRACE_S), "stopped"
+                others.tell()
             now = time.monotonic()
             if end <= now:
                 break
@@ -164,10 +194,18 @@ class Crew:
                 if kind == "hung" and vigil.stuck(self._unsettled()) and disagreement(self._logs()):
                     kind = "mismatch"
                     break
+                if kind == "hung" and others.failed():
+                    end, kind = min(end, time.monotonic() + GRACE_S), "stopped"
+        if all(rank.good for rank in self.ranks):
+            others.wait(LINGER_S)
+        elif any(
+            rank.failed for rank in self.ranks
+        ):  # not at the deadline, which is theirs too: who hung is for all to say
+            others.tell()
         vigil.look()
         for rank in self.ranks:
             if not rank.settled:
-                rank.cut = "slow" if kind == "hung" and vigil.gets_on(rank.order.rank) else kind
+                rank.cut = kind if kind != "hung" else vigil.lateness(rank.order.rank)
                 rank.vital = vigil.words(rank.order.rank)
                 rank.halted = vigil.halted(rank.order.rank)
                 rank.note = blackbox.read(rank.order.note)

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import shutil
 from pathlib import Path
+
+
+def name(checkpoint: str) -> str:
+    """Of the folder for a checkpoint: short, and right for every file system."""
+    return hashlib.sha256(checkpoint.encode()).hexdigest()[:32]
 
 
 def remove(folder: str | Path) -> None:

@@ -9,24 +9,22 @@ The first launch waits for the import of torch (seconds); a later one at n = 2 c
 
 from __future__ import annotations
 
-import contextlib
 import errno
-import hashlib
 import os
-import socket
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from zerobench import accelerators
 from zerobench.case import Run
-from zerobench.launch import folders, limits
+from zerobench.launch import folders, limits, meeting
 from zerobench.launch.autopsy import End
-from zerobench.launch.crew import Crew
+from zerobench.launch.blackbox import Entry
+from zerobench.launch.crew import Crew, Others
 from zerobench.launch.merge import merge
 from zerobench.launch.nursery import PRELOAD, Nursery
 from zerobench.launch.nursery import LaunchError as LaunchError
@@ -40,7 +38,6 @@ if TYPE_CHECKING:
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 WORKER = "zerobench.worker:work"
-LOOPBACK_S = 5.0  # for a connection from this process to itself
 SPACE = "ranks need a folder with room in it; TMPDIR names another"
 
 
@@ -60,6 +57,11 @@ class Local:
     def server_pid(self) -> int | None:
         """The fork server's process id, while there is one."""
         return self._nursery.pid
+
+    def ready(self) -> None:
+        """Start the fork server, and wait until it has imported torch. Raises LaunchError."""
+        self._nursery.start()
+        self._nursery.sweep()
 
     def warm(self) -> None:
         """Start the fork server; returns at once, and the import of torch goes on beside the caller."""
@@ -82,26 +84,50 @@ class Local:
         except ValueError as error:
             raise LaunchError(str(error)) from None
         began = time.monotonic()
+        ends, logs = self.part(run, places, deadline_s=deadline_s, target=target, memory_nbytes=memory_nbytes)
+        refuse_unable(ends)
+        wall_s = time.monotonic() - began
+        return merge(run, ends, suite=suite, deadline_s=deadline_s, wall_s=wall_s, logs=logs, load=overload())
+
+    def part(
+        self,
+        run: Run,
+        places: Mapping[int, Place],
+        *,
+        deadline_s: float,
+        target: str = WORKER,
+        memory_nbytes: int | None = None,
+        others: Others | None = None,
+        shared: Path | None = None,
+        **surroundings: Any,
+    ) -> tuple[list[End], dict[int, list[Entry]]]:
+        """The ranks of `run` in `places`, from birth to death: how each ended, and its last collectives.
+
+        others: the rest of the ranks, which other launchers have. shared: the folder that all share, where it is not
+        this launcher's own to make. surroundings: fields of `Order`; the port of a rendezvous that somebody else hosts
+        is among them. memory_nbytes: see `Order`. Raises as `launch`.
+        """
         scratch = self._scratch()
         try:
-            self._share(run, scratch / "shared")
-            store = self._rendezvous(run)
+            if shared is None:
+                self._share(run, scratch / "shared")
+            else:
+                (scratch / "shared").symlink_to(shared)
+            store = None if "port" in surroundings else self._rendezvous(run)
             with Crew(self._nursery) as crew:
                 common = {
-                    "target": target,
                     "port": store.port if store else 0,
+                    "target": target,
                     "deadline_s": deadline_s,
                     "scratch": str(scratch),
+                    **surroundings,
                 }
                 common["memory_nbytes"] = memory_nbytes if run.case.device == "cpu" else None  # CUDA maps far more
                 common["cwd"] = _cwd()
                 for rank, place in places.items():
                     crew.add(_order(run, rank, place, **common))
-                crew.watch(deadline_s)
-                ends = crew.stop()
-            _refuse_unable(ends)
-            wall_s = time.monotonic() - began
-            return merge(run, ends, suite=suite, deadline_s=deadline_s, wall_s=wall_s, logs=crew.logs, load=overload())
+                crew.watch(deadline_s, others)
+                return crew.stop(), crew.logs
         except OSError as error:
             self.close()
             raise LaunchError(_told(error, scratch)) from error
@@ -121,7 +147,7 @@ class Local:
 
     def _rendezvous(self, run: Run) -> TCPStore | None:
         """Where the ranks meet; None where none looks for another."""
-        return _rendezvous(run.case.world_size)
+        return meeting.host(run.case.world_size)
 
     def _scratch(self) -> Path:
         """A new folder for one run, inside the launcher's."""
@@ -136,7 +162,7 @@ class Local:
         if run.checkpoint is None:
             folder.mkdir()
             return
-        kept = self._nursery.folder / "checkpoints" / hashlib.sha256(run.checkpoint.encode()).hexdigest()[:32]
+        kept = self._nursery.folder / "checkpoints" / folders.name(run.checkpoint)
         if run.saved_at is None:
             folders.remove(kept)
         kept.mkdir(parents=True, exist_ok=True)
@@ -168,35 +194,8 @@ def _told(error: OSError, folder: Path) -> str:
     return f"{error.filename or folder}: {error.strerror}{todo.get(error.errno or 0, f'; {SPACE}')}"
 
 
-def _refuse_unable(ends: Sequence[End]) -> None:
+def refuse_unable(ends: Sequence[End]) -> None:
     """Raises LaunchError where a rank could not be set up: what came of the run says nothing about its subject."""
     for end in ends:
         if end.outcome is not None and end.outcome.status == UNABLE:
             raise LaunchError(f"rank {end.rank} could not be set up: {end.outcome.reason}; {SPACE}")
-
-
-def _rendezvous(world_size: int) -> TCPStore:
-    """A store that listens on 127.0.0.1 only, on a port that the kernel chose and nobody can take in between.
-
-    The launcher hosts it, and no rank, so that the death of a rank is not also the death of the store.
-    """
-    from torch.distributed import TCPStore  # type: ignore[attr-defined]
-
-    try:
-        with socket.socket() as listener:
-            listener.bind(("127.0.0.1", 0))
-            listener.listen(4 * world_size)
-            port = listener.getsockname()[1]
-            with socket.create_connection(("127.0.0.1", port), LOOPBACK_S):
-                pass  # torch would try for minutes
-            with contextlib.suppress(OSError):
-                listener.settimeout(LOOPBACK_S)
-                listener.accept()[0].close()
-            listener.settimeout(None)
-            return TCPStore(
-                "127.0.0.1", port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
-            )
-    except (OSError, RuntimeError) as error:
-        raise LaunchError(
-            f"127.0.0.1 cannot be used, and ranks meet there: {error}; is the loopback interface up (ip link set lo up)?"
-        ) from error

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from zerobench.case import Run
 from zerobench.codec import encode
-from zerobench.launch.autopsy import End, blame, disagreed, failure
+from zerobench.launch.autopsy import End, blame, disagreed, failure, waited
 from zerobench.launch.mismatch import Logs, disagreement, unanswered
 from zerobench.rank import JOINING
 from zerobench.record import Failure, Record, Sample
@@ -24,17 +24,19 @@ def merge(
     wall_s: float,
     logs: Logs | None = None,
     load: str = "",
+    network: str = "on the loopback interface",
 ) -> Record:
     """`ends` in the order of ranks. A rank that did not answer has a sample with its failure and nothing else.
 
     logs: the last collectives of each rank. load: what kept the machine from its work, in words, if anything did.
+    network: where the ranks were to meet, in words.
     """
     failures = {end.rank: found for end in ends if (found := failure(end, deadline_s)) is not None}
-    late = any(found.kind in ("hung", "slow") for found in failures.values())
+    late = any(found.kind in ("hung", "slow", "starved") for found in failures.values())
     failures = disagreed(failures, disagreement(logs or {})) if failures else failures
     failures = blame(failures)
     samples = tuple(_sample(end, failures.get(end.rank)) for end in ends)
-    status, reason = _status(ends, failures)
+    status, reason = _status(ends, failures, network)
     if late:
         apart = "" if any(found.kind == "mismatch" for found in failures.values()) else unanswered(logs or {})
         reason = "; ".join(part for part in (reason, apart, load) if part)
@@ -56,10 +58,12 @@ def _sample(end: End, found: Failure | None) -> Sample:
     return replace(sample, rank=end.rank, failure=found)
 
 
-def _status(ends: Sequence[End], failures: dict[int, Failure]) -> tuple[str, str]:
+def _status(ends: Sequence[End], failures: dict[int, Failure], network: str) -> tuple[str, str]:
     if failures:
         if _apart(failures):
-            return "invalid", f"the ranks could not meet on the loopback interface: {_complaint(ends, failures)}"
+            return "invalid", f"the ranks could not meet {network}: {_complaint(ends, failures)}"
+        if _starved(failures):
+            return "invalid", f"the machine gave the ranks no time: {_complaint(ends, failures)}"
         return "error", _complaint(ends, failures)
     outcomes = {end.rank: end.outcome for end in ends if end.outcome is not None}
     if stranger := next(
@@ -89,7 +93,18 @@ def _status(ends: Sequence[End], failures: dict[int, Failure]) -> tuple[str, str
 def _apart(failures: dict[int, Failure]) -> bool:
     """Whether nothing failed but the joining: where ranks cannot reach each other, that says nothing about a subject."""
     own = [found for found in failures.values() if found.kind not in _SECONDARY] or list(failures.values())
-    return all(found.phase == JOINING and found.kind in ("raised", "hung", "slow", "stopped") for found in own)
+    return all(
+        found.phase == JOINING and found.kind in ("raised", "hung", "slow", "starved", "stopped") for found in own
+    )
+
+
+def _starved(failures: dict[int, Failure]) -> bool:
+    """Whether ranks were late only because they had no core, and the others because they waited for those."""
+    kinds = {found.kind for found in failures.values()}
+    return "starved" in kinds and all(
+        found.kind in ("starved", "waiting") or (found.kind in ("hung", "slow") and waited(found))
+        for found in failures.values()
+    )
 
 
 def _difference(first: object, second: object, rank: int) -> str:

@@ -38,7 +38,9 @@ FINISHED = ("ok", "skip", "invalid")
 class Order:
     """What a rank is born with. Plain data: it crosses as JSON.
 
-    port: of the rendezvous on 127.0.0.1. scratch: this run's folder; ranks share `shared` in it. target:
+    address, port: of the rendezvous. interface: the one that gloo listens on, None for the loopback, "" for gloo's own
+    choice; GLOO_SOCKET_IFNAME in environ goes before. local_rank, local_world_size: among the ranks of this machine,
+    None where all are there. scratch: this run's folder; ranks share `shared` in it. target:
     "module:function" of (Run, RankContext) -> Outcome. place: a `readings.Place`, which a rank is told because it must
     not look for GPUs itself. environ, cwd, path: the launcher's, now (the fork server's may be older). memory_nbytes:
     what it may take beyond what it is born with; None for no limit.
@@ -56,6 +58,10 @@ class Order:
     path: tuple[str, ...]
     place: Mapping[str, Any]
     memory_nbytes: int | None = None
+    address: str = "127.0.0.1"
+    interface: str | None = None
+    local_rank: int | None = None
+    local_world_size: int | None = None
 
     @property
     def shared(self) -> Path:
@@ -155,8 +161,10 @@ def _settle(order: Order) -> None:
     """The surroundings of the launcher and torchrun's variables, before any code of the subject's."""
     os.environ.clear()
     os.environ.update(order.environ)
-    os.environ.update(torchrun_variables(order.rank, order.world_size, order.port))
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
+    os.environ.update(torchrun_variables(order))
+    interface = ("lo0" if sys.platform == "darwin" else "lo") if order.interface is None else order.interface
+    if interface:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
     os.chdir(order.cwd)
     sys.path[:] = order.path
     import torch
@@ -164,15 +172,15 @@ def _settle(order: Order) -> None:
     torch.set_num_threads(1)  # OMP_NUM_THREADS would come too late: torch has been imported
 
 
-def torchrun_variables(rank: int, world_size: int, port: int) -> dict[str, str]:
+def torchrun_variables(order: Order) -> dict[str, str]:
     """The six that libraries read, and the two by which init_method="env://" joins this store instead of a new one."""
     return {
-        "RANK": str(rank),
-        "WORLD_SIZE": str(world_size),
-        "LOCAL_RANK": str(rank),
-        "LOCAL_WORLD_SIZE": str(world_size),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
+        "RANK": str(order.rank),
+        "WORLD_SIZE": str(order.world_size),
+        "LOCAL_RANK": str(order.rank if order.local_rank is None else order.local_rank),
+        "LOCAL_WORLD_SIZE": str(order.local_world_size or order.world_size),
+        "MASTER_ADDR": order.address,
+        "MASTER_PORT": str(order.port),
         "TORCHELASTIC_USE_AGENT_STORE": "True",
         "TORCHELASTIC_RESTART_COUNT": "0",
     }
@@ -190,7 +198,7 @@ def _context(order: Order, box: BlackBox) -> RankContext:
 
         bound = torch.device(place.device) if place.backend == "nccl" else None
         try:
-            store = TCPStore("127.0.0.1", order.port, is_master=False, timeout=timeout)
+            store = TCPStore(order.address, order.port, is_master=False, timeout=timeout)
             dist.init_process_group(
                 place.backend,
                 store=PrefixStore(name, store),

@@ -7,6 +7,7 @@ make a rank late.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections import deque
@@ -20,21 +21,25 @@ JUST_NOW_S = 1.0
 STUCK_S = 3.0  # without a note and without work, before a disagreement ends the run
 HALTED = ("T", "t")
 IDLE = 0.1  # of a core: less is waiting, not work
+STARVED, NEXT_TO_NONE = 0.5, 0.05
 _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(frozen=True)
 class Vital:
     """state: the kernel's letter, "" for a process that is gone. cpu_s: used so far, by all its threads. where: the
-    kernel function in which it sleeps, if the kernel says so."""
+    kernel function in which it sleeps, if the kernel says so. delay_s: for how long its threads were ready to run and had
+    no core, each counted; 0 where the kernel does not say."""
 
     state: str = ""
     cpu_s: float = 0.0
     where: str = ""
+    delay_s: float = 0.0
 
 
 def vital(pid: int) -> Vital:
-    """What the kernel says of a process; the fields are those of proc(5), stat."""
+    """What the kernel says of a process: proc(5), stat and wchan; schedstat, in Documentation/scheduler/sched-stats.rst,
+    whose second figure is nanoseconds on a run queue."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -43,7 +48,11 @@ def vital(pid: int) -> Vital:
         where = Path(f"/proc/{pid}/wchan").read_text().strip("0\n ")
     except OSError:
         where = ""
-    return Vital(fields[0], (int(fields[11]) + int(fields[12])) * _TICK_S, where)
+    delay_ns = 0
+    for task in Path(f"/proc/{pid}/task").glob("*/schedstat"):
+        with contextlib.suppress(OSError, ValueError, IndexError):  # a thread that has ended, a kernel without
+            delay_ns += int(task.read_text().split()[1])
+    return Vital(fields[0], (int(fields[11]) + int(fields[12])) * _TICK_S, where, delay_ns * 1e-9)
 
 
 @dataclass
@@ -55,13 +64,17 @@ class Watched:
     looks: deque[tuple[float, int, float]] = field(default_factory=deque)  # when, notes, CPU seconds
     beat: blackbox.Beat = field(default_factory=blackbox.Beat)
     since_s: float = 0.0  # when this beat was first seen
-    cpu_then_s: float = 0.0
+    then: Vital = field(default_factory=Vital)  # when this beat was first seen
+    first: Vital = field(default_factory=Vital)
+    born_s: float = 0.0
     vital: Vital = field(default_factory=Vital)
 
     def look(self, now: float, window_s: float) -> None:
         self.vital, beat = vital(self.pid), blackbox.beat(self.note)
+        if not self.looks:
+            self.first, self.born_s = self.vital, now
         if beat.notes != self.beat.notes or not self.looks:
-            self.beat, self.since_s, self.cpu_then_s = beat, now, self.vital.cpu_s
+            self.beat, self.since_s, self.then = beat, now, self.vital
         self.looks.append((now, beat.notes, self.vital.cpu_s))
         while len(self.looks) > 2 and self.looks[1][0] <= now - window_s:
             self.looks.popleft()
@@ -69,7 +82,8 @@ class Watched:
     def idle_for(self, now: float) -> float:
         """Seconds for which it has neither noted anything nor worked; 0 while it does, or is ready to."""
         for_s = now - self.since_s
-        worked = self.vital.cpu_s - self.cpu_then_s > IDLE * for_s
+        cpu_s, delay_s = _spent(self.then, self.vital)
+        worked = cpu_s + delay_s > IDLE * for_s
         return 0.0 if worked or self.vital.state == "R" else for_s
 
     def gets_on(self, now: float, window_s: float) -> bool:
@@ -77,6 +91,16 @@ class Watched:
         moved = len(self.looks) > 1 and self.looks[-1][1] > self.looks[0][1]
         recent = now - (self.beat.at_s or self.since_s) <= max(JUST_NOW_S, window_s / 4)
         return moved and recent and self.vital.state not in HALTED
+
+    def starved(self, now: float, window_s: float) -> bool:
+        """Whether it was the machine that kept it from its deadline: for half the time it was ready, and had no core. A
+        rank that gets on is asked about its whole life; one that does not, about the time since its last sign, in which
+        it must have had next to no CPU, for else it may well loop."""
+        slow = self.gets_on(now, window_s)
+        begin, from_s = (self.first, self.born_s) if slow else (self.then, self.since_s)
+        cpu_s, delay_s = _spent(begin, self.vital)
+        for_s = max(now - from_s, 1e-9)
+        return delay_s >= STARVED * for_s and (slow or cpu_s <= NEXT_TO_NONE * for_s)
 
     def words(self, now: float, window_s: float) -> str:
         """What it was at when it was given up, as far as it shows from outside."""
@@ -98,6 +122,11 @@ class Watched:
             return f"ready to run, but the machine gave it {cpu:.1f} s of CPU in the last {window:.1f} s, {tail}"
         where = f" in {self.vital.where}" if self.vital.where else ""
         return f"asleep{where}, {tail}"
+
+
+def _spent(before: Vital, now: Vital) -> tuple[float, float]:
+    """Seconds of CPU, and seconds without a core though ready, from one look to another."""
+    return now.cpu_s - before.cpu_s, now.delay_s - before.delay_s
 
 
 class Vigil:
@@ -125,8 +154,12 @@ class Vigil:
         new, self._judged = notes != self._judged, notes
         return new
 
-    def gets_on(self, rank: int) -> bool:
-        return self.watched[rank].gets_on(time.monotonic(), self.window_s)
+    def lateness(self, rank: int) -> str:
+        """Why a rank missed its deadline: "hung", "slow" or "starved"."""
+        now, one = time.monotonic(), self.watched[rank]
+        if one.starved(now, self.window_s):
+            return "starved"
+        return "slow" if one.gets_on(now, self.window_s) else "hung"
 
     def halted(self, rank: int) -> bool:
         """Whether a signal or a debugger has stopped it."""

@@ -17,7 +17,7 @@ FLOORS = {
     4: "numerics session worker traced launch simulation mutants",
     5: "checks explain judge store provenance baseline baseline_file baseline_times machine history",
     6: "report doctor runner tracing selftest ab cli __main__ commands commands_info commands_explain "
-    "commands_ab commands_baseline commands_history commands_report "
+    "commands_ab commands_baseline commands_history commands_job commands_report "
     "pytest_plugin pytest_suite pytest_session",
 }
 FLOOR = {name: floor for floor, names in FLOORS.items() for name in names.split()}

@@ -59,7 +59,8 @@ def test_ranks_meet_and_their_samples_come_back_in_order(local: Local, n: int) -
 
 def test_a_plug_in_finds_torchruns_surroundings(local: Local, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("ZEROBENCH_MARK", "set after the fork server began")
-    monkeypatch.setenv("RANK", "17")
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT"):
+        monkeypatch.setenv(name, "17")  # of a job: a launcher of local ranks asks nobody
     monkeypatch.chdir(tmp_path)
     facts = dict(line.partition("=")[::2] for line in launch(local, "surroundings", 1).reason.splitlines())
     assert facts.pop("MASTER_PORT").isdigit()

@@ -79,4 +79,4 @@ def test_the_tree_of_the_readme_is_the_tree() -> None:
     for name in named | files:
         assert (ROOT / name).exists(), name
     there = {p.name for p in ROOT.iterdir() if p.is_dir() and not p.name.startswith((".", "_")) and "egg" not in p.name}
-    assert named <= there and {"zerobench", "suites", "baselines", "results"} == named
+    assert named <= there and {"zerobench", "suites", "examples", "baselines", "results"} == named
