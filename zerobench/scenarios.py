@@ -317,14 +317,16 @@ def _checkpoints() -> list[Scenario]:
         watch=frozenset({"bits", "oracle"}),
         optimizer=SGD,
         model="dyadic",
-        features=save.features | {"sgd", "reshard"},
+        features=save.features | {"sgd"},
     )
-    load = replace(exact, checkpoint="load", loads="save-exact", measured=2)
+    resumed = replace(exact, checkpoint="load", loads="save-exact", measured=2)
+    load = replace(resumed, features=exact.features | {"reshard"})
     moments = replace(save, checkpoint="load", loads="save", measured=1, features=save.features | {"reshard"})
     return [
         save,
         replace(save, name="resume", about="Load and train on.", checkpoint="load", loads="save", measured=2),
         exact,
+        replace(resumed, name="resume-exact", about="Load and train on, exactly."),
         replace(load, name="reshard-half", about="Load at half as many ranks, and train on.", world=0.5),
         replace(load, name="reshard-double", about="Load at twice as many ranks, and train on.", world=2.0),
         replace(moments, name="reshard-half-adam", about="Load Adam's states at half as many ranks.", world=0.5),

@@ -16,7 +16,7 @@ from pathlib import Path
 from zerobench.case import Case, Run
 from zerobench.checks.catalogue import ALWAYS, CHECKS
 from zerobench.finding import Finding, Level, Status
-from zerobench.judge import judge, plan
+from zerobench.judge import Excuse, judge, plan
 from zerobench.launch.local import LaunchError, Local
 from zerobench.mutants.mutant import Mutant
 from zerobench.mutants.names import MUTANTS
@@ -36,6 +36,15 @@ only."""
 QUICK = ("zero2", "rows1")
 SLOW = ("memory.device", "state.reshard")
 """The correct implementations of `--quick`, and what it leaves out on them."""
+KNOWN: tuple[Excuse, ...] = (
+    {
+        "implementation": "torch-ddp",
+        "world_size": 1,
+        "check": "traffic.single",
+        "reason": "DDP all-reduces at n = 1 too, a collective of one rank for each bucket",
+    },
+)
+"""True findings about implementations that count as correct. One that is no longer found fails as well."""
 KILLS = (Status.FAIL, Status.INVALID)
 DEADLINE_S = 30.0
 HANG_DEADLINE_S = 5.0
@@ -145,9 +154,10 @@ def report(todo: Sequence[Trial], records: Mapping[str, Record], without: str = 
     wrong = 0
     details: list[str] = []
     for trial in todo:
-        verdict = judge("selftest", trial.cases, trial.checks, records, by="claim")
+        excuses = () if trial.mutant else KNOWN
+        verdict = judge("selftest", trial.cases, trial.checks, records, by="claim", excuses=excuses)
         if trial.mutant is None:
-            bad = [f for f in verdict.findings if f.status not in (Status.PASS, Status.SKIP)]
+            bad = [f for f in verdict.findings if f.status not in (Status.PASS, Status.SKIP, Status.XFAIL)]
             wrong += len(bad)
             for finding in bad:
                 details += ["", f"false alarm on {trial.cases[0].implementation}:", *finding_lines(finding, colour)]

@@ -12,7 +12,7 @@ from zerobench.case import Case
 from zerobench.checks.catalogue import CHECKS
 from zerobench.finding import Finding, Status, Verdict
 from zerobench.judge import judge, plan
-from zerobench.record import Call, Failure, Record, Sample
+from zerobench.record import Call, Digest, Failure, Record, Sample
 from zerobench.terms import Collective, Moment, Stage
 from zerobench.tests.made import CASE, CLAIMS, PSI, N, record
 
@@ -238,3 +238,18 @@ def test_levels_decide_the_exit_code() -> None:
 def test_moments_and_stages_are_the_fields_words() -> None:
     assert [m.value for m in Moment] == ["built", "forward", "backward", "stepped"]
     assert [int(s) for s in Stage] == [0, 1, 2, 3]
+
+
+def test_a_resumed_run_goes_on_with_the_same_bits_where_the_order_of_a_sum_does_not_matter() -> None:
+    """At n = 4 a sum in another order is none of the checkpoint's business; on the exact model every order is the same."""
+
+    def saved(scenario: str, *, late: str = "", early: str = "") -> Record:
+        digests = (Digest(1, "parameter a", f"saved{early}"), Digest(2, "parameter a", f"next{late}"))
+        return record(scenario, change=lambda s: replace(s, digests=digests))
+
+    exact = saved("save-exact"), saved("resume-exact")
+    assert status("state.resume", saved("save"), saved("resume", late="!"), *exact) is Status.PASS
+    assert status("state.resume", saved("save"), saved("resume", early="!"), *exact) is Status.FAIL
+    assert (
+        status("state.resume", saved("save"), saved("resume"), exact[0], saved("resume-exact", late="!")) is Status.FAIL
+    )
