@@ -187,7 +187,9 @@ class Difference:
     ranks: tuple[int, ...]
 
 
-def differences_of(run: str, old: Mapping[str, tuple[int, ...]], new: Mapping[str, tuple[int, ...]]) -> list[Difference]:
+def differences_of(
+    run: str, old: Mapping[str, tuple[int, ...]], new: Mapping[str, tuple[int, ...]]
+) -> list[Difference]:
     out = []
     scenario = run.rpartition("@")[2]
     for name in sorted({*old, *new}):

@@ -97,7 +97,9 @@ def parser() -> argparse.ArgumentParser:
     compare.add_argument("--bytes", action="store_true", help="exact numbers only: no step times")
     compare.add_argument("--json", metavar="FILE", help="write a line a finding")
 
-    history = _command(commands, "history", "many results, oldest first: where step times, bytes or collectives shifted")
+    history = _command(
+        commands, "history", "many results, oldest first: where step times, bytes or collectives shifted"
+    )
     history.add_argument(
         "result", nargs="*", default=["results"], help="results files and folders of them (default results/)"
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from fractions import Fraction
 
 from zerobench.analytic import fit, identify, state_nbytes, total, total_coefficients
@@ -19,10 +18,10 @@ from zerobench.checks.check import (
     signed,
     verdict,
 )
-from zerobench.claims import Recipe
+from zerobench.checks.shares import element_nbytes, refuse_uneven
 from zerobench.finding import Level
 from zerobench.record import Piece
-from zerobench.terms import DTYPE_NBYTES, MODEL_STATES, Category, Moment, Stage
+from zerobench.terms import MODEL_STATES, Category, Moment, Stage
 from zerobench.units import nbytes_text
 
 CLOSURE_NBYTES = 1 << 20
@@ -50,12 +49,12 @@ def at_rest(view: View) -> Judgement:
         low = m * share[category]
         if category is Category.GRADIENT and not view.stage.shards(category):
             low = Fraction(low, n)  # stages 0-1 may free what they do not update
-        slack = claims.padding_numel * _element_nbytes(category, view.recipe, view.moments)
+        slack = claims.padding_numel * element_nbytes(category, view.recipe, view.moments)
         high = m * (share[category] + slack)
         least = low / m - (slack if view.main.partial else 0)  # one rank's share may be the padding
         outside = {s.rank for s, b in zip(view.samples, each, strict=True) if not least <= b <= high / m}
         if view.main.partial and outside and view.stage.shards(category):
-            _refuse_uneven(view, category, each, share[category] + slack)
+            refuse_uneven(view, category, each, share[category] + slack)
         if outside if view.main.partial else not low <= sum(each) <= high:
             excess = sum(each) - (high if sum(each) > high else low)
             off += abs(int(excess))
@@ -70,7 +69,7 @@ def at_rest(view: View) -> Judgement:
     a, b = total_coefficients(view.recipe, view.stage, view.moments)
     paper = total(view.paper_recipe, view.stage, psi, n, view.moments)
     paper_slack = min(claims.padding_numel, view.padding_cap()) * sum(
-        _element_nbytes(c, view.paper_recipe, view.moments) for c in MODEL_STATES
+        element_nbytes(c, view.paper_recipe, view.moments) for c in MODEL_STATES
     )
     mean = Fraction(sum(totals), m)
     return Judgement(
@@ -84,16 +83,6 @@ def at_rest(view: View) -> Judgement:
         detail=tuple(detail),
         metrics=(("bytes", float(mean)), ("largest_bytes", float(max(totals)))),
     )
-
-
-def _refuse_uneven(view: View, category: Category, each: Sequence[int], most: Fraction) -> None:
-    """Raises NotApplicable where the ranks that ran hold different amounts of what is sharded, none of them more than
-    one parameter above its share: optimizers that deal out whole parameters do."""
-    parameter = max(view.model.parameters.values(), default=0)
-    most += parameter * _element_nbytes(category, view.recipe, view.moments)
-    if len(set(each)) > 1 and max(each) <= most:
-        ran = ", ".join(str(s.rank) for s in view.samples)
-        raise NotApplicable(f"shares are uneven, and their sum over all {view.n} ranks is due: only ranks {ran} ran")
 
 
 def _resembles(view: View, mean: Fraction) -> list[str]:
@@ -215,7 +204,7 @@ def balance(view: View) -> Judgement:
         sum(holding(s, view.last_step, Moment.BACKWARD).claimed.get(c.value, 0) for c in sharded) for s in view.samples
     ]
     mean = Fraction(sum(held), view.n)
-    pad = (view.claims.padding_numel + 1) * sum(_element_nbytes(c, view.recipe, view.moments) for c in sharded)
+    pad = (view.claims.padding_numel + 1) * sum(element_nbytes(c, view.recipe, view.moments) for c in sharded)
     fullest = max(range(view.n), key=lambda r: held[r])
     holds = held[fullest] <= mean + pad
     return Judgement(
@@ -269,7 +258,7 @@ def frozen(view: View) -> Judgement:
     singles = sum(1 for numel in view.model.parameters.values() if numel == 1)
     for category in (Category.GRADIENT, Category.OPTIMIZER):
         total_held = sum(h.claimed.get(category.value, 0) for h in held)
-        slack = (view.claims.padding_numel + singles) * _element_nbytes(category, view.recipe, view.moments)
+        slack = (view.claims.padding_numel + singles) * element_nbytes(category, view.recipe, view.moments)
         allowed = len(held) * (share[category] + slack)
         worst = max(worst, int(total_held - allowed))
         if total_held > allowed:
@@ -322,15 +311,6 @@ def formula(a: int, b: int, n: int) -> str:
     """ "2 Psi + 14 Psi/4", leaving out what is zero."""
     parts = [f"{a} Psi" if a else "", f"{b} Psi/{n}" if b else ""]
     return " + ".join(p for p in parts if p) or "0"
-
-
-def _element_nbytes(category: Category, recipe: Recipe, moments: int) -> int:
-    if category is Category.PARAMETER:
-        return DTYPE_NBYTES[recipe.parameter]
-    if category is Category.GRADIENT:
-        return DTYPE_NBYTES[recipe.gradient]
-    master = DTYPE_NBYTES[recipe.master] if recipe.master else 0
-    return master + moments * DTYPE_NBYTES[recipe.moments]
 
 
 def _range_text(low: Fraction, high: Fraction) -> str:

@@ -42,6 +42,10 @@ def gradient_peak(view: View) -> Judgement:
     )
 
 
+SCALARS_NBYTES = 64
+"""One-element tensors (a loss and its gradient, a flag) count nowhere, but are alive at some boundaries."""
+
+
 def depth(view: View) -> Judgement:
     """Between a shallow and a deep stack of equal blocks, at one bucket a block, only the gradient's share may grow."""
     if not view.stage.shards(Category.GRADIENT):
@@ -51,7 +55,7 @@ def depth(view: View) -> Judgement:
     shallow, deep = (view.records[name] for name in ("depth-4", "depth-32"))
     bucket = view.bucket_numel(shallow)
     width = max(itemsize(view.recipe.gradient), itemsize(view.recipe.reduce or view.recipe.gradient))
-    allowance = bucket * width
+    allowance = bucket * width + SCALARS_NBYTES
     assert shallow.model is not None and deep.model is not None
     # Weights that are kept for backward are claimed as such; the paper's stage 3 gathers a unit at a time.
     kept_weights = 0
@@ -59,7 +63,7 @@ def depth(view: View) -> Judgement:
         kept_weights = (deep.model.psi - shallow.model.psi) * itemsize(view.recipe.gather or view.recipe.parameter)
     grown = {}
     for few, many in zip(shallow.samples, deep.samples, strict=True):
-        transient = _transient(many, deep)[0] - _transient(few, shallow)[0]
+        transient = _backward_peak(many, deep) - _backward_peak(few, shallow)
         share = _gradient_growth(many, deep) - _gradient_growth(few, shallow)
         kept = _unclaimed(many, deep) - _unclaimed(few, shallow)
         grown[few.rank] = (transient - share, kept)
@@ -192,6 +196,14 @@ def _transient(sample: Sample, record: Record, phase: str = "backward") -> tuple
     if not inside:
         raise NotApplicable("this model marks no boundaries between units")
     return max(inside)
+
+
+def _backward_peak(sample: Sample, record: Record) -> int:
+    """Bytes over rest inside backward, and at its end: a share that is allocated at its first gradient may appear only
+    after the last boundary of a shallow model."""
+    step = record.run.case.warmup + record.run.case.measured - 1
+    ended = holding(sample, step, Moment.BACKWARD).live - holding(sample, step - 1, Moment.STEPPED).live
+    return max(_transient(sample, record)[0], ended)
 
 
 def _gradient_growth(sample: Sample, record: Record) -> int:

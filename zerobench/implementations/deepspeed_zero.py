@@ -82,6 +82,7 @@ class DeepSpeedEngine:
         if (found := get_accelerator().device_name().partition(":")[0]) != job.world.device.type:
             raise Unsupported(f"DeepSpeed chose {found!r} when it was imported; DS_ACCELERATOR={job.world.device.type}")
         logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
+        os.environ.setdefault("LOCAL_RANK", str(job.world.device.index or 0))  # it insists; its own launcher sets it
         self.library, self.stage, self.module = deepspeed, stage, job.module
         deepspeed.init_distributed(dist_backend=job.world.backend, auto_mpi_discovery=False, verbose=False)
         optimizer = job.optimizer.torch()(job.param_groups(), **job.optimizer.options())

@@ -6,12 +6,16 @@ torch's fake tensors have shapes, dtypes, storages and autograd, and no bytes. F
    no fake one are small and stay real.
 2. It asks for a value (`item`, `bool`, `equal`). What torch itself still knows (a step count that began as a number)
    it is told. For the rest there is no true answer: it gets 1, or True, and that is written down in `faked`: the record
-   is provisional, since the program may have taken another turn than it would.
+   is provisional, since the program may have taken another turn than it would. A real tensor into which a fake one has
+   gone, or what other ranks would say, is unknown from then on, and so is all that is made of it.
 3. It communicates: see `peers`.
 4. torch chooses the attention kernel by the device, and a fake tensor's is none: asked instead is the CPU's own rule,
    since kernels differ in what they keep for backward.
 
 The suite's own reading of a value (the loss, for its report) gets NaN, and decides nothing.
+
+Bytes are those of the CPU's operators, with one difference that is known: torch's mean squared error on a CPU leaves its
+loss, one element, in a storage as large as its input, and without memory in one of its own size.
 """
 
 from __future__ import annotations
@@ -20,7 +24,7 @@ import sys
 import sysconfig
 import warnings
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -88,9 +92,7 @@ class Simulation:
 class _Fake(FakeTensorMode):  # type: ignore[no-untyped-call]
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return (
-            False  # torch's guard against compiling a mode; nothing is compiled here, and it costs a tenth of the time
-        )
+        return False  # its guard against compiling a mode costs a tenth of the time, and nothing is compiled here
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return self.dispatch(func, types, args, kwargs or {})
@@ -117,9 +119,12 @@ class _Control(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs = kwargs or {}
         if any(hasattr(t, "__tensor_flatten__") for t in types):
             return NotImplemented  # a DTensor takes itself apart, and its local part comes by again
-        if func.namespace == "c10d":
-            return peers.issued(func, args, kwargs)
         given = list(_tensors((args, *kwargs.values())))
+        if func.namespace == "c10d":
+            out = peers.issued(func, args, kwargs)
+            if "reduce" in func.__name__:
+                _forget(t for t in given if not isinstance(t, FakeTensor))
+            return out
         if not any(isinstance(t, FakeTensor) for t in given):
             return self._planned(func, args, kwargs, given)
         if func.namespace.startswith("_c10d_functional"):
@@ -139,15 +144,24 @@ class _Control(TorchDispatchMode):  # type: ignore[no-untyped-call]
             # The fake mode keeps the arguments of calls that it may see again: a storage (`set_`) would never be freed.
             storage = any(isinstance(a, torch.UntypedStorage) for a in args)
             with disable_fake_tensor_cache(self._fake) if storage else nullcontext():
-                return func(*args, **kwargs)
+                out = func(*args, **kwargs)
         except DataDependentOutputException:
             return self._value(func, given[0])
+        if func._schema.is_mutable and len(real := [t for t in _written(func, args, kwargs) if not _fake(t)]):
+            _forget(real)
+            return real[0] if isinstance(out, Tensor) else out
+        return out
 
     def _planned(self, func: Any, args: Any, kwargs: Any, given: list[Tensor]) -> Any:
         """The result of an operator without a fake input: real, if it is made of whole numbers and gives such."""
         if given and (func is torch.ops.aten._local_scalar_dense.default or all(map(_whole, given))):
+            unknown = any(map(_unknown, given))
+            if unknown and not any(str(r.type).startswith("Tensor") for r in func._schema.returns):
+                return self._value(func, given[0])
             with no_dispatch():
                 out = func(*args, **kwargs)
+            if unknown:
+                _forget(_tensors(out))
             return out if all(map(_whole, _tensors(out))) else func(*args, **kwargs)
         out = func(*args, **kwargs)
         made = list(_tensors(out))
@@ -178,6 +192,27 @@ def _stand_in(value: Any) -> Any:
     return torch.empty(value.shape[-1], dtype=value.dtype).expand(value.shape)
 
 
+def _fake(tensor: Tensor) -> bool:
+    return isinstance(tensor, FakeTensor)
+
+
+def _written(func: Any, args: Any, kwargs: Any) -> Iterator[Tensor]:
+    """The tensors that an operator changes in place."""
+    for position, argument in enumerate(func._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            yield from _tensors(args[position] if position < len(args) else kwargs.get(argument.name))
+
+
+def _forget(tensors: Iterable[Tensor]) -> None:
+    """Mark the values of real tensors, and of their views, as unknown."""
+    for tensor in tensors:
+        setattr(tensor.untyped_storage(), _MARK, True)
+
+
+def _unknown(tensor: Tensor) -> bool:
+    return getattr(tensor.untyped_storage(), _MARK, False)
+
+
 def _whole(tensor: Tensor) -> bool:
     return not (tensor.is_floating_point() or tensor.is_complex())
 
@@ -201,6 +236,7 @@ def _caller() -> tuple[str, int]:
     return "unknown", 0
 
 
+_MARK = "_zerobench_unknown"
 _HOME = Path(zerobench.__file__).parent
 _SUITE = (str(_HOME / "session.py"), str(_HOME / "worker.py"))
 _NOT_THE_SUBJECT = (

@@ -120,7 +120,9 @@ def test_half_a_comparison_is_refused(tmp_path: Path) -> None:
 def test_report_says_what_ab_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     done = compared(tmp_path, Fake([0.01]), Fake([0.016]))
     out = tmp_path / "findings.jsonl"
-    arguments = argparse.Namespace(result=str(done.path), judge=None, strict=False, json=str(out), html=None, markdown=None)
+    arguments = argparse.Namespace(
+        result=str(done.path), judge=None, strict=False, json=str(out), html=None, markdown=None
+    )
     assert commands.report(arguments) == 1  # a SHOULD, and yet it counts: it is what was asked
     assert json.loads(out.read_text())["id"] == "ab::zero2/gpt-tiny/n2/fp32::time.relative"
     assert "+60.0 %" in capsys.readouterr().out

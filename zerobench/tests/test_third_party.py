@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import importlib
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from zerobench import models
+from zerobench.case import Case
 from zerobench.claims import Claims
 from zerobench.implementations.protocol import ENGINE_METHODS
 from zerobench.implementations.registry import BadPlugin, check_claims, check_engine, names, resolve
+from zerobench.launch.local import Local
 from zerobench.scenarios import ADAMW, SGD
 from zerobench.terms import Category, Stage
 from zerobench.tests.ranks import join, run_ranks
@@ -23,6 +27,7 @@ FAMILIES = {
     "torchtitan": ("simple-fsdp",),
 }
 NAMES = tuple(name for family in FAMILIES.values() for name in family)
+PATIENT_S = 200.0  # each rank imports its library
 SHARDED_OPTIMIZERS = tuple(name for name in NAMES if name != "deepspeed-0")
 
 
@@ -97,10 +102,11 @@ def _dyadic(rank: int, n: int, store: str, name: str) -> None:
         engine.close()
 
 
+@pytest.mark.timeout(2 * PATIENT_S)
 @pytest.mark.parametrize("name", NAMES)
 def test_dyadic_is_bit_for_bit_fp64(name: str) -> None:
     available(name)
-    run_ranks(_dyadic, 2, name)
+    run_ranks(_dyadic, 2, name, deadline_s=PATIENT_S)
 
 
 def _adam(rank: int, n: int, store: str, subject: Any) -> tuple[dict[Category, int], dict[str, Any]]:
@@ -129,13 +135,14 @@ def _adam(rank: int, n: int, store: str, subject: Any) -> tuple[dict[Category, i
     return {c: sum(t.numel() * t.itemsize for t in ts if t.numel() > 1) for c, ts in held.items()}, values
 
 
+@pytest.mark.timeout(2 * PATIENT_S)
 @pytest.mark.parametrize("name", SHARDED_OPTIMIZERS)
 def test_states_are_ddps_and_the_optimizers_bytes_are_its_part(name: str) -> None:
     implementation, n = available(name), 2
     claims: Claims = implementation.claims(_job(n))
     psi = sum(p.numel() for p in _job(n).module.parameters())
     _, right = run_ranks(_adam, n, "torch-ddp")[0]
-    found = run_ranks(_adam, n, name)
+    found = run_ranks(_adam, n, name, deadline_s=PATIENT_S)
     for _, states in found:
         assert states == right  # n A = 2 in fp32: the same bits
     assert claims.recipe is not None
@@ -147,9 +154,8 @@ def test_states_are_ddps_and_the_optimizers_bytes_are_its_part(name: str) -> Non
     assert 4 * psi * whole <= total <= 4 * (psi * whole + n * claims.padding_numel)
 
 
-@pytest.mark.parametrize("method", [*ENGINE_METHODS, "full_gradients", "save", "set_lr_factor"])
 @pytest.mark.parametrize("name", NAMES)
-def test_an_adapter_that_lost_a_method_is_refused(name: str, method: str) -> None:
+def test_an_adapter_that_lost_a_method_is_refused(name: str) -> None:
     """Which engine class serves a name stands here once more, so that a method that moved away is missed."""
     from zerobench.implementations.deepspeed_zero import DeepSpeedEngine
     from zerobench.implementations.fairscale_oss import OssDdpEngine, OssSdpEngine
@@ -157,7 +163,39 @@ def test_an_adapter_that_lost_a_method_is_refused(name: str, method: str) -> Non
 
     kind = {"deepspeed": DeepSpeedEngine, "simple-fsdp": SimpleFsdpEngine, "fairscale-oss-ddp": OssDdpEngine}
     engine_class: Any = next((v for k, v in kind.items() if name.startswith(k)), OssSdpEngine)
-    engine = object.__new__(type("Mutated", (engine_class,), {method: None}))
-    with pytest.raises(BadPlugin, match=method):
-        check_engine(engine, resolve(name).claims(_job(2)))
-    check_engine(object.__new__(engine_class), resolve(name).claims(_job(2)))
+    claims = resolve(name).claims(_job(2))
+    check_engine(object.__new__(engine_class), claims)
+    for method in (*ENGINE_METHODS, "full_gradients", "full_optimizer_state", "save", "load", "set_lr_factor"):
+        with pytest.raises(BadPlugin, match=method):
+            check_engine(object.__new__(type("Mutated", (engine_class,), {method: None})), claims)
+
+
+PLUGIN = """
+import sys
+from zerobench.implementations.torch_ddp import TorchDdp
+
+class Heavy(TorchDdp):
+    name = "heavy"
+    imports = ("wave",)
+
+    def claims(self, job):
+        missing = {"wave", "colorsys"} - sys.modules.keys()
+        assert not missing, missing
+        return super().claims(job)
+"""
+
+
+def test_libraries_are_imported_before_anything_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`imports` in each rank before claims are asked; ZEROBENCH_PRELOAD in the fork server, once for all of them."""
+    (tmp_path / "heavy.py").write_text(PLUGIN)
+    monkeypatch.setenv("ZEROBENCH_PRELOAD", "colorsys")
+    case = Case("heavy", f"{tmp_path / 'heavy.py'}:Heavy", "dyadic", 1, warmup=0, measured=1)
+    with Local() as local:
+        record = local.launch(case.run("dyadic"), deadline_s=60)
+    assert record.status == "ok", (record.reason, record.samples)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_an_adapter_would_import_can_be_imported(name: str) -> None:
+    for module in available(name).imports:
+        importlib.import_module(module)

@@ -103,7 +103,7 @@ def main() -> None:
     rows = []
     for point in points():
         command = [sys.executable, "-m", "zerobench.tests.benchmarks.simulation_cost", "--point", json.dumps(point)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=900)
         assert done.returncode == 0, done.stderr[-2000:]
         rows.append(json.loads(done.stdout.splitlines()[-1]))
         print(rows[-1], file=sys.stderr)

@@ -76,6 +76,9 @@ def main() -> int:
         f"{arguments.model}, n = 2, fp32, {arguments.rounds} rounds; load {load:.1f} before, {os.getloadavg()[0]:.1f} after"
     )
     print("\n".join(table(rows(memory, timed))))
+    for record in [*memory.values(), *(record for launches in timed.values() for record in launches)]:
+        if record.status != "ok":
+            print(f"{record.id}: {record.status}: {record.reason}")
     return 0
 
 
@@ -86,7 +89,7 @@ def rows(memory: dict[str, Record], timed: dict[str, list[Record]]) -> list[list
         launches = list(zip(timed.get(name, ()), timed[BASE], strict=False))
         bad = next((r for r in [record, *timed.get(name, ())] if r.status != "ok"), None)
         if bad is not None:
-            lines.append([name, "", f"{bad.status}: {bad.reason}"[:80], "", "", "", ""])
+            lines.append([name, bad.status, "", "", "", "", ""])
             continue
         ratios = sorted(seconds(mine) / seconds(base) for mine, base in launches)
         claimed, live = held_psi(record)

@@ -97,7 +97,8 @@ def page(result: Path) -> str:
     seconds = [r.wall_s for r in records.values()]
     lines += [
         "",
-        f"{len(seconds)} runs, {sum(seconds):.0f} s together, {max(seconds):.0f} s the longest, on {about.cores} cores.",
+        f"{len(seconds)} runs, {sum(seconds):.0f} s together, {max(seconds):.0f} s the longest, on {about.cores} cores and "
+        "beside whatever else they did.",
         "",
         "## What it costs",
         "",

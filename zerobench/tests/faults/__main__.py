@@ -7,6 +7,7 @@ import tempfile
 import time
 from pathlib import Path
 
+from zerobench import interrupt
 from zerobench.report.text import clean
 from zerobench.tests.faults.bench import Bench
 from zerobench.tests.faults.matrix import counts, markdown, rows
@@ -23,6 +24,7 @@ def main() -> int:
     todo = [row for row in todo if arguments.select in f"{row.chapter}: {row.name}"]
     began, results = time.monotonic(), list[Result]()
     with (
+        interrupt.listening(),
         tempfile.TemporaryDirectory(prefix="zerobench-faults-") as folder,
         Bench(Path(folder) / "bench", whole=not arguments.quick) as bench,
     ):

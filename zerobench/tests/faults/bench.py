@@ -159,7 +159,7 @@ def _nothing(number: int, frame: object) -> None:
     pass
 
 
-def done(process: subprocess.Popen[str], timeout_s: float = 240.0) -> tuple[int, str, str]:
+def done(process: subprocess.Popen[str], timeout_s: float = 600.0) -> tuple[int, str, str]:
     """Its exit code and what it said; killed where it does not end."""
     try:
         out, err = process.communicate(timeout=timeout_s)

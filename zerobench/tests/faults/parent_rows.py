@@ -21,7 +21,7 @@ from zerobench.tests.faults.verdicts import RUNS, SUITE, kept, read, resumed, un
 KILLS, QUICK_KILLS = 200, 5
 SEED = 20260101
 STOP_S = 15.0  # from a signal to the end
-WAIT_S = 120.0
+WAIT_S = 300.0
 
 
 def rows() -> list[Row]:

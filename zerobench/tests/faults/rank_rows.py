@@ -13,7 +13,7 @@ from zerobench.judge import judge, plan
 from zerobench.record import Record
 from zerobench.report.terminal import finding_lines
 from zerobench.tests.faults.bench import FAULTY, Bench
-from zerobench.tests.faults.row import Row, Wrong
+from zerobench.tests.faults.row import NotHere, Row, Wrong
 
 MOMENTS = ("build", "forward", "backward", "collective", "step", "save", "close")
 DEADLINE_S = 60.0
@@ -226,9 +226,11 @@ def _try(bench: Bench, fault: Fault, moment: str) -> str:
     options = {"fault": fault.name, "at": moment}
     case = Case("faulty", FAULTY, "mlp-tiny", 2, options=options)
     checks = ["state.resume"] if moment == "save" else [COMPLETES]
+    deadline_s = fault.deadline_s or DEADLINE_S
     if bench.local.server_pid is None:
-        bench.launch()  # a deadline begins when the ranks are born, not while torch is imported
-    deadline_s = fault.deadline_s or (HANG_S if fault.ends else DEADLINE_S)
+        bench.launch()  # a deadline is not to begin while torch is imported
+    if fault.ends:
+        deadline_s = max(HANG_S, 3 * bench.launch().wall_s)  # so that the fault is reached, here and now
     records: dict[str, Record] = {}
     late_s = -deadline_s
     for id, run in plan([case], checks).items():
@@ -237,6 +239,8 @@ def _try(bench: Bench, fault: Fault, moment: str) -> str:
         late_s = max(late_s, time.monotonic() - began - deadline_s)
     finding = completes(case, checks, records)
     told = " ".join(finding.actual.split())
+    if finding.status is Status.INVALID and "the machine gave the ranks no time" in told:
+        raise NotHere(f"the machine is too busy: {told}")
     if finding.status is not (Status.FAIL if fault.fails else Status.PASS):
         raise Wrong("wrong verdict", f"{finding.status.value}: {told}")
     if late_s > MORE_S:
@@ -250,8 +254,8 @@ def _try(bench: Bench, fault: Fault, moment: str) -> str:
         raise Wrong("not told", told)
     if any("\x1b" in line or "\x9b" in line for line in finding_lines(finding, False)):
         raise Wrong("not told", "control characters reach the terminal")
-    clean = Case("faulty", FAULTY, "mlp-tiny", 2)
-    after = completes(clean, [COMPLETES], {(r := bench.launch()).id: r})
+    again = Case("faulty", FAULTY, "mlp-tiny", 2)
+    after = completes(again, [COMPLETES], {(r := bench.launch()).id: r})
     if after.status is not Status.PASS:
         raise Wrong("wrong verdict", f"the next run: {after.actual}")
     return f"{finding.status.value}: {told}"

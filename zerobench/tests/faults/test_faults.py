@@ -11,7 +11,7 @@ from zerobench.tests.faults.bench import Bench
 from zerobench.tests.faults.matrix import counts, markdown, rows
 from zerobench.tests.faults.row import Result, Row, Wrong, tried
 
-pytestmark = pytest.mark.faults
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(600)]  # minutes only on a machine with much else to do
 QUICK = [row for row in rows() if row.quick]
 
 

@@ -14,12 +14,12 @@ import pytest
 
 from zerobench import interrupt
 from zerobench.case import Case
-from zerobench.launch import blackbox, folders, limits
+from zerobench.launch import blackbox, folders, limits, vigil
 from zerobench.launch.autopsy import End, failure
 from zerobench.launch.blackbox import BlackBox, Entry
 from zerobench.launch.merge import merge
 from zerobench.launch.mismatch import disagreement, unanswered
-from zerobench.launch.vigil import Watched
+from zerobench.launch.vigil import Vital, Watched
 from zerobench.rank import JOINING, Outcome
 from zerobench.record import Call, Failure, Provenance, Sample
 from zerobench.store import StoreError, Writer, read
@@ -137,6 +137,44 @@ def test_slow_busy_stopped_and_asleep_are_told_apart(tmp_path: Path) -> None:
     assert (
         watched(tmp_path, [(0, 5, 0.0), (10, 9, 1.0)], "T", quiet_s=0.1) == "it was stopped, by SIGSTOP or a debugger"
     )
+
+
+@pytest.mark.parametrize(
+    ("notes", "cpu_s", "delay_s", "lateness"),
+    [
+        (9, 2.0, 6.0, "starved"),  # it got on, for most of its life without a core
+        (9, 2.0, 4.0, "slow"),
+        (5, 0.1, 6.0, "starved"),
+        (5, 3.0, 6.0, "hung"),  # a loop on a busy machine has its share of the cores
+        (5, 0.1, 0.1, "hung"),
+    ],
+)
+def test_a_rank_without_a_core_is_not_blamed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, notes: int, cpu_s: float, delay_s: float, lateness: str
+) -> None:
+    looks = [
+        (Vital("S"), blackbox.Beat(5, 0.0), 0.0),
+        (Vital("S", cpu_s, "", delay_s), blackbox.Beat(notes, 9.9), 10.0),
+    ]
+    watch = vigil.Vigil(20.0)
+    watch.add(0, 0, tmp_path)
+    for seen, beat, now in looks:
+        monkeypatch.setattr(vigil, "vital", lambda pid, seen=seen: seen)
+        monkeypatch.setattr(blackbox, "beat", lambda path, beat=beat: beat)
+        monkeypatch.setattr(vigil.time, "monotonic", lambda now=now: now)
+        watch.look()
+    assert watch.lateness(0) == lateness
+
+
+def test_a_starved_run_says_nothing_about_the_subject() -> None:
+    waits = (
+        'Current thread 0x1 (most recent call first):\n  File "/x/torch/distributed/c10d.py", line 1 in all_reduce\n'
+    )
+    starved = End(0, None, code=-9, cut="starved", note="forward of step 1")
+    asleep, hung = End(1, None, code=-9, cut="hung", stacks=waits), End(1, None, code=-9, cut="hung")
+    merged = merge(RUN, [starved, asleep], suite="s", deadline_s=1, wall_s=0)
+    assert merged.status == "invalid" and "the machine gave the ranks no time" in merged.reason
+    assert merge(RUN, [starved, hung], suite="s", deadline_s=1, wall_s=0).status == "error"
 
 
 def test_a_folder_goes_whatever_its_modes() -> None:
