@@ -30,10 +30,8 @@ leaves 0.5 MB)."""
 
 
 def at_rest(view: View) -> Judgement:
-    """Sum over ranks of each category's claimed bytes at BACKWARD of the last step, against n times the formula.
-
-    Where only some ranks ran (simulated), each of them is held to its share. Shares may be uneven: a rank that is off by
-    less than a parameter, as the others are not, proves nothing without the sum.
+    """Sum over ranks of each category's claimed bytes at BACKWARD of the last step, against n times the formula;
+    where only some ranks ran (simulated), each of them is held to its share.
     """
     n, psi, claims = view.n, view.psi, view.claims
     held = [holding(s, view.last_step, Moment.BACKWARD).claimed for s in view.samples]
@@ -64,14 +62,13 @@ def at_rest(view: View) -> Judgement:
                 f"{_range_text(low, high)} ({signed(excess)}, {per_psi(Fraction(sum(each), m), psi)} a rank)"
             )
     totals = [sum(h.get(c.value, 0) for c in MODEL_STATES) for h in held]
+    mean = Fraction(sum(totals), m)
     if off:
-        detail += _resembles(view, Fraction(sum(totals), m))
+        detail += _resembles(view, mean)
     a, b = total_coefficients(view.recipe, view.stage, view.moments)
     paper = total(view.paper_recipe, view.stage, psi, n, view.moments)
-    paper_slack = min(claims.padding_numel, view.padding_cap()) * sum(
-        element_nbytes(c, view.paper_recipe, view.moments) for c in MODEL_STATES
-    )
-    mean = Fraction(sum(totals), m)
+    each_paper = sum(element_nbytes(c, view.paper_recipe, view.moments) for c in MODEL_STATES)
+    paper_slack = min(claims.padding_numel, view.padding_cap()) * each_paper
     return Judgement(
         claim=verdict(not off and padding_ok),
         paper=verdict(mean <= paper + paper_slack),

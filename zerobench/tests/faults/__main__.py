@@ -36,7 +36,7 @@ def main() -> int:
     sums = counts(results)
     print(", ".join(f"{sums[word]} {word}" for word in ("tried", "survived", *KINDS)))
     if arguments.markdown:
-        lines = markdown(results, time.monotonic() - began)
+        lines = markdown(results, time.monotonic() - began, len(rows()))
         Path(arguments.markdown).write_text("\n".join([*lines, ""]), encoding="utf-8")
     return 1 if any(result.wrong for result in results) else 0
 

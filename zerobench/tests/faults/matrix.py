@@ -29,8 +29,8 @@ def counts(results: Sequence[Result]) -> dict[str, int]:
     return out | {kind: sum(kind in r.wrong for r in tried) for kind in KINDS}
 
 
-def markdown(results: Sequence[Result], seconds: float) -> list[str]:
-    """The page: counts, then a table a chapter."""
+def markdown(results: Sequence[Result], seconds: float, of: int) -> list[str]:
+    """The page: counts, then a table a chapter. of: the rows that the whole matrix has."""
     sums = counts(results)
     skipped = sum(r.skipped for r in results)
     lines = [
@@ -39,7 +39,7 @@ def markdown(results: Sequence[Result], seconds: float) -> list[str]:
         f"zerobench {zerobench.__version__}, torch {version('torch')}, Python {platform.python_version()}, "
         f"{platform.system()} {platform.release()}, {cpu_model()}, {cores()} cores, "
         f"load {os.getloadavg()[0]:.1f}, {datetime.now(UTC):%Y-%m-%d}, {seconds / 60:.1f} minutes.",
-        "Made by `tox -e faults`; never edited by hand.",
+        f"{len(results)} of the matrix's {of} rows. Made by `tox -e faults`; never edited by hand.",
         "",
         "| faults tried | survived | cases lost | processes left | files left | wrong verdicts | told badly | not tried here |",
         "|---|---|---|---|---|---|---|---|",
