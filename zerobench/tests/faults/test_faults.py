@@ -47,5 +47,6 @@ def test_what_goes_wrong_is_counted_and_shown(bench: Bench, monkeypatch: pytest.
     skipped = Result(Row("a rank", "skipped", "", "", loses), "not tried: no root", skipped=True)
     sums = counts([lost, forgot, skipped])
     assert (sums["tried"], sums["survived"], sums["case lost"], sums["file left"]) == (2, 0, 1, 1)
-    page = "\n".join(markdown([lost, forgot, skipped], 60.0))
+    page = "\n".join(markdown([lost, forgot, skipped], 60.0, 144))
+    assert "3 of the matrix's 144 rows" in page
     assert "| 2 | 0 | 1 | 0 | 1 | 0 | 0 | 1 |" in page and "<script>" not in page and "\x1b" not in page
