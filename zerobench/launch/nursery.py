@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import json
 import os
 import signal
@@ -39,6 +40,15 @@ class LaunchError(RuntimeError):
     """The machinery failed, not a rank: no fork server, no more processes, a process that cannot be killed."""
 
 
+def _asked() -> list[str]:
+    """The modules of `ASKED`. Raises LaunchError for one whose package is not there: no rank would ever say so."""
+    asked = [name.strip() for name in os.environ.get(ASKED, "").split(",") if name.strip()]
+    for name in asked:
+        if name.startswith(".") or importlib.util.find_spec(name.partition(".")[0]) is None:
+            raise LaunchError(f"{ASKED} names {name!r}, which is not installed; unset it, or install what it names")
+    return asked
+
+
 class Nursery:
     """At most one fork server, started when first needed and again if it died. For one thread at a time."""
 
@@ -67,12 +77,12 @@ class Nursery:
         if self.pid is not None:
             return
         self._end()
+        preload = [*self.preload, *_asked()]
         self._control, theirs = socket.socketpair()
         # Kept where a server has died: checkpoints lie in it.
         self._folder = self._folder or Path(tempfile.gettempdir(), f"zerobench-{uuid.uuid4().hex[:16]}")
         with theirs:
-            asked = [name for name in os.environ.get(ASKED, "").split(",") if name]
-            facts = json.dumps([theirs.fileno(), os.getpid(), sys.path, [*self.preload, *asked], str(self._folder)])
+            facts = json.dumps([theirs.fileno(), os.getpid(), sys.path, preload, str(self._folder)])
             self._process = subprocess.Popen(
                 [sys.executable, "-c", _MAIN, facts],
                 pass_fds=[theirs.fileno()],

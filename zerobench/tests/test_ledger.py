@@ -15,7 +15,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from zerobench.probes import allocator
 from zerobench.probes.fingerprint import Fingerprints
 from zerobench.probes.ledger import Ledger
 from zerobench.probes.regions import gaps, nbytes, region, union
@@ -383,25 +382,3 @@ def test_gloos_copy_for_a_reduce_scatter_is_the_backends_and_nothing_else_of_glo
         # gloo's threads hold a tensor a little longer than the subject; that must not be charged to the subject.
         assert seen["one after another"] == {(0, 4 * KB, 0)}
         assert seen["overlapped"] == {(0, 12 * KB, 0)}
-
-
-# -- the witness -------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.skipif(allocator.in_use() is None, reason="this C library does not say what is in use")
-def test_malloc_agrees_with_the_ledger() -> None:
-    assert allocator.prepare()
-    net, ignored = mlp(), torch.zeros(100_000)
-    with Ledger() as ledger:
-        ledger.baseline()
-        ledger.adopt(net.parameters())
-        kept = [torch.zeros(size) for size in (7, 1000, 50_000, 300_000)]
-        batch = torch.zeros(20_000)
-        ledger.ignore([batch])
-        del ignored
-        held = hold(ledger, {P: list(net.parameters()), OPT: kept})
-        assert held.live == 4 * (PSI + 351_007)
-        assert held.allocator is not None
-        assert abs(held.allocator - held.live) < 64 * KB
-        del kept
-        assert abs(hold(ledger, {P: list(net.parameters())}).allocator - 4 * PSI) < 64 * KB  # type: ignore[operator]

@@ -16,7 +16,7 @@ import pytest
 
 from zerobench.case import Case, Run
 from zerobench.launch import autopsy, blackbox
-from zerobench.launch.local import Local
+from zerobench.launch.local import LaunchError, Local
 from zerobench.record import Failure, Record
 
 DEADLINE_S = 30.0
@@ -271,3 +271,12 @@ def _gone(pids: list[int], *, within_s: float) -> bool:
     while any(map(_alive, pids)) and time.monotonic() < end:
         time.sleep(0.01)
     return not any(map(_alive, pids))
+
+
+def test_a_preload_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ZEROBENCH_PRELOAD", "json,colorsis")
+    with (
+        pytest.raises(LaunchError, match="ZEROBENCH_PRELOAD names 'colorsis', which is not installed"),
+        Local() as local,
+    ):
+        local.warm()
