@@ -23,8 +23,10 @@ from zerobench.launch import folders, linux
 from zerobench.launch.ranks import Order
 from zerobench.launch.server import HEADER
 
-PRELOAD = ("torch", "torch.distributed", "torch._dynamo", "zerobench.worker")
-"""torch._dynamo because the first torch.optim optimizer imports it: 1.4 s that each rank would pay."""
+_OWN = ("implementations.reference", *(f"models.{name}" for name in ("dyadic", "edges", "gpt", "mlp", "stack")))
+PRELOAD = ("torch", "torch.distributed", "torch._dynamo", "zerobench.worker", *(f"zerobench.{name}" for name in _OWN))
+"""torch._dynamo because the first torch.optim optimizer imports it: 1.4 s that each rank would pay. The suite's own
+models and reference because each rank would pay 40 ms for them."""
 ASKED = "ZEROBENCH_PRELOAD"
 """In the environment: more modules, separated by commas, for libraries whose import each rank would pay."""
 END_S = 10.0  # for the server to end its ranks; longer while it still imports torch

@@ -117,13 +117,14 @@ class Tap:
             below = torch._C._dispatch_keyset_full_after(torch._C.DispatchKey.BackendSelect)
         except AttributeError as error:
             raise RuntimeError(f"torch {torch.__version__} cannot be tapped at BackendSelect: {error}") from None
-        schemas = torch._C._jit_get_all_schemas()
+        names = {name.partition(".")[0] for name in torch._C._dispatch_get_all_op_names()}
         for space in ("c10d", _UNCOUNTED):
             # The kernels live as long as the Library object.
             library = torch.library.Library(space, "IMPL")  # type: ignore[no-untyped-call]
             self._libraries.append(library)
-            for schema in (s for s in schemas if s.name.startswith(space + "::")):
-                self._tap(library, space, schema, below)
+            for name in sorted(n for n in names if n.startswith(space + "::")):
+                for schema in torch._C._jit_get_schemas_for_operator(name):
+                    self._tap(library, space, schema, below)
         _installed = self
 
     def _tap(self, library: torch.library.Library, space: str, schema: Any, below: Any) -> None:
