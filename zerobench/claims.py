@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from functools import cache
 from typing import Any
 
 from zerobench.terms import DTYPE_NBYTES, FEATURES, PRECISIONS, Stage
@@ -28,12 +29,14 @@ class Recipe:
     gather: str | None = None
 
     def __post_init__(self) -> None:
-        for name, dtype in asdict(self).items():
+        for name in self.__dataclass_fields__:
+            dtype = getattr(self, name)
             optional = name in ("master", "reduce", "gather")
             if not (dtype in DTYPE_NBYTES or (dtype is None and optional)):
                 raise ValueError(f"Recipe.{name}: {dtype!r} is not a dtype; known: {', '.join(DTYPE_NBYTES)}")
 
     @classmethod
+    @cache
     def of(cls, precision: str) -> Recipe:
         """The recipe that `precision` alone implies. In fp32 the parameter is its own master: 4 + 4 + (4 + 4)."""
         if precision not in PRECISIONS:
@@ -83,7 +86,8 @@ class Claims:
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 0:
                 out.append(f"Claims.{name} must be a whole number of at least 0, not {value!r}")
-        if self.shard_size is not None and (not isinstance(self.shard_size, int) or self.shard_size < 1):
+        size = self.shard_size
+        if size is not None and (not isinstance(size, int) or isinstance(size, bool) or size < 1):
             out.append(f"Claims.shard_size must be None or a whole number of at least 1, not {self.shard_size!r}")
         if self.volume is not None and not isinstance(self.volume, str):
             out.append(f"Claims.volume must be text such as '3' or 'A+2', or None, not {self.volume!r}")
@@ -104,11 +108,14 @@ class Claims:
     def from_json(cls, data: Mapping[str, Any]) -> Claims:
         kept = {k: v for k, v in data.items() if k in cls.__dataclass_fields__}
         recipe = kept.get("recipe")
+        supports = kept.get("supports", ())
+        if not isinstance(supports, (list, tuple)) or not all(isinstance(name, str) for name in supports):
+            raise ValueError(f"claims.supports: {supports!r} is not a list of names")
         return cls(
             **kept
             | {
                 "stage": Stage(kept["stage"]),
-                "supports": frozenset(kept.get("supports", ())),
+                "supports": frozenset(supports),
                 "recipe": Recipe(**recipe) if recipe else None,
             }
         )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,7 +57,7 @@ def mistakes(data: Any, known: Known | None = None) -> Iterator[Mistake]:
     )
     yield from _unknown(matrix.get("model"), "model", known.models, ("matrix", "model"))
     yield from _unknown(data.get("checks"), "check", known.checks, ("checks",))
-    yield from _same_names(axes.get("implementation", []))
+    yield from same_names(axes.get("implementation", []))
     yield from _options(data.get("options"), axes)
     if data.get("launch") == "simulate" and data.get("device", "cpu") != "cpu":
         yield ("device",), "a simulated world has tensors without memory, of device cpu"
@@ -129,7 +129,8 @@ def _numbered(values: Any) -> Iterator[tuple[int, Any]]:
             yield i, value
 
 
-def _same_names(references: list[Any]) -> Iterator[Mistake]:
+def same_names(references: Iterable[Any]) -> Iterator[Mistake]:
+    """References that ids would not tell apart."""
     by_name: dict[str, list[str]] = {}
     for reference in dict.fromkeys(r for r in references if isinstance(r, str)):
         by_name.setdefault(implementation_name(reference), []).append(reference)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from zerobench.commands_explain import explain
-from zerobench.commands_info import doctor, fail, known, list_, predict, schema, spec, validate, write_lines
+from zerobench.commands_info import doctor, fail, known, list_, note, predict, refuse, schema, spec, validate, write_lines
 from zerobench.commands_job import in_job
 from zerobench.finding import Finding, Verdict
 from zerobench.launch.job import command
@@ -30,6 +30,7 @@ def run(arguments: Namespace) -> int:
 def _run(arguments: Namespace, nodes: Nodes | None) -> int:
     from zerobench.loader import BadFile
     from zerobench.report.terminal import summary_lines
+    from zerobench.report.text import clean
     from zerobench.runner import Infrastructure, Plan, execute
     from zerobench.suite import find, load
 
@@ -41,8 +42,7 @@ def _run(arguments: Namespace, nodes: Nodes | None) -> int:
             suite = load(find(name), known())
             cases = suite.cases(arguments.implementation, arguments.world_size, arguments.select)
         except BadFile as error:
-            print(error, file=sys.stderr)
-            return 2
+            return refuse(error)
         except (LookupError, ValueError, OSError) as error:
             return fail(str(error.args[0] if isinstance(error, LookupError) else error))
         if suite.launch == "torchrun" and nodes is None and not arguments.dry_run:
@@ -68,7 +68,7 @@ def _run(arguments: Namespace, nodes: Nodes | None) -> int:
         return fail(f"nothing selected by -k {arguments.select!r}", 5)
     if arguments.dry_run:
         for plan in plans:
-            print("\n".join(f"{plan.suite}::{case.id}" for case in plan.cases))
+            print("\n".join(clean(f"{plan.suite}::{case.id}") for case in plan.cases))
             print(f"{len(plan.cases)} cases, {len(plan.runs())} runs", file=sys.stderr)
         return 0
     if arguments.resume and len(plans) > 1:
@@ -117,8 +117,7 @@ def _conform(arguments: Namespace, nodes: Nodes | None) -> int:
         checked(arguments.implementation)
         plan = _conform_plan(arguments)
     except BadFile as error:
-        print(error, file=sys.stderr)
-        return 2
+        return refuse(error)
     except (ValueError, OSError) as error:
         return fail(str(error))
     try:
@@ -186,7 +185,7 @@ def report(arguments: Namespace) -> int:
     except StoreError as error:
         return fail(str(error))
     for problem in results.problems:
-        print(f"note: {problem}", file=sys.stderr)
+        note(problem)
     try:
         verdict = rejudged(results)
     except StoreError as error:
@@ -254,7 +253,7 @@ def compare(arguments: Namespace) -> int:
     except Refused as refusal:
         return fail(str(refusal), refusal.code)
     if problem := append_summary(lambda: compare_lines(verdict, arguments.result), arguments.result):
-        print(f"note: {problem}", file=sys.stderr)
+        note(problem)
     return _finish(verdict, arguments.json)
 
 
@@ -294,14 +293,24 @@ def selftest(arguments: Namespace) -> int:
 
 
 def checked(reference: str) -> None:
-    """Raises ValueError for an implementation that cannot be there: an unknown name, or a file that is not."""
-    from zerobench.loader import did_you_mean
+    """Raises ValueError for an implementation that cannot be there, or be told from others: an unknown name, one that is
+    registered twice or cannot stand in ids, a file that is not."""
+    import re
+
+    from zerobench.implementations.registry import BadPlugin, find
+    from zerobench.suite import implementation_name
 
     place, colon, _ = reference.rpartition(":")
-    names = known().implementations or ()
-    if not colon and reference not in names:
-        near = did_you_mean(reference, names)
-        raise ValueError(f"unknown implementation {reference!r}{near}; known: {', '.join(names)}")
+    if not colon:
+        try:
+            find(reference)
+        except BadPlugin as error:
+            raise ValueError(str(error)) from None
+    if not re.fullmatch(r"[a-z0-9-]+", implementation_name(reference)):
+        raise ValueError(
+            f"implementation {reference!r}: names that stand in ids are of [a-z0-9-]+; "
+            "give it such a name where it is registered, or in its class"
+        )
     if place.endswith(".py") and not Path(place).expanduser().is_file():
         raise ValueError(f"implementation {reference!r}: there is no file {place}")
 

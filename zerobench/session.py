@@ -13,6 +13,7 @@ import torch.distributed as dist
 from zerobench.case import Run
 from zerobench.claims import Claims, Recipe
 from zerobench.digest import digest
+from zerobench.implementations.answers import Answering
 from zerobench.implementations.protocol import Implementation, Job, Unsupported
 from zerobench.implementations.registry import BadPlugin, check_engine
 from zerobench.models import Model
@@ -61,7 +62,7 @@ class Session:
         self.implementation, self.job, self.model, self.facts, self.claims = implementation, job, model, facts, claims
         self.recipe = claims.recipe or Recipe.of(run.case.precision)
         self.last = scenario.first_step + run.case.warmup + run.case.measured - 1
-        self.engine: Any = None
+        self.engine: Any = None  # Answering, once it is built
         self.ledger: Ledger | None = None
         self.watcher = watcher_of(scenario, job, claims, self.recipe, context.rank, self.last)
         self.changed: tuple[str, ...] = ()
@@ -97,8 +98,9 @@ class Session:
                     parameter.mul_(2.0)
         self._at(-1, "build")
         with self._phase(-1, "build"):
-            self.engine = self.implementation.build(self.job)
-        check_engine(self.engine, self.claims)
+            engine = self.implementation.build(self.job)
+        check_engine(engine, self.claims)
+        self.engine = Answering(engine)
         unread = self.job.options.unread()  # type: ignore[attr-defined]
         if deaf := set(unread) & dict(self.scenario.options).keys():
             raise Unsupported(f"unsupported: no option {', '.join(sorted(deaf))}")
@@ -143,9 +145,9 @@ class Session:
             Report(
                 step,
                 sum(losses) / len(losses),
-                bool(report.skipped),
-                _number(report.grad_norm),
-                _number(report.loss_scale),
+                report.skipped,
+                report.grad_norm,
+                report.loss_scale,
             )
         )
         if self.scenario.evaluated:
@@ -186,13 +188,14 @@ class Session:
         self._at(self.last + 1, "timed step")
         batches = [self.model.batch(self.last, self.context.rank, m) for m in range(self.micro_batches)]
         self.tap.uninstall()
+        engine = self.engine.bare
 
         def one() -> None:
             for micro, batch in enumerate(batches):
                 closes = micro == len(batches) - 1
-                loss = self.engine.forward(batch, last=closes)
-                self.engine.backward(loss, last=closes)
-            self.engine.step()
+                loss = engine.forward(batch, last=closes)
+                engine.backward(loss, last=closes)
+            engine.step()
 
         def together() -> None:
             self._at(self.last + 1, "timed step")  # a sign of progress, outside of what is timed
@@ -391,7 +394,3 @@ class Session:
                     value, nbytes = digest([tensor.reshape(-1)])
                     kind = str(tensor.dtype).removeprefix("torch.")
                     self._digests.append(Digest(step, f"{key} {name}", f"{kind}:{value}", nbytes))
-
-
-def _number(value: Any) -> float | None:
-    return None if value is None else float(value)

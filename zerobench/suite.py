@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BaseModel, Field, PrivateAttr, TypeAdapter, ValidationError
 
 from zerobench.case import Case
-from zerobench.coherence import AXES, MAX_CASES, Known, implementation_name, mistakes
+from zerobench.coherence import AXES, MAX_CASES, Known, implementation_name, mistakes, same_names
 from zerobench.loader import BadFile, Document, Loc, Problem, did_you_mean, read
 from zerobench.shape import (
     MAX_WORLD_SIZE,
@@ -97,11 +97,14 @@ class Suite(Strict):
         """The matrix less what is excluded, in the order of AXES (n varies fastest).
 
         implementations and world_sizes stand in for the suite's own. select: see `select_ids`; a case stays if one of
-        its findings does. Raises ValueError for an empty or impossible override, and for more than MAX_CASES cases.
+        its findings does. Raises ValueError for an empty or impossible override, for two implementations of one name, and
+        for more than MAX_CASES cases.
         """
         axes: dict[str, tuple[Any, ...]] = {axis: getattr(self.matrix, axis) for axis in AXES}
         if implementations is not None:
             axes["implementation"] = tuple(dict.fromkeys(implementations))
+            for _, problem in same_names(implementations):
+                raise ValueError(f"{problem}: give one class another name, or run them apart")
         if world_sizes is not None:
             axes["world_size"] = tuple(dict.fromkeys(world_sizes))
             if bad := [n for n in world_sizes if isinstance(n, bool) or not 1 <= n <= MAX_WORLD_SIZE]:

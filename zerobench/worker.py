@@ -22,8 +22,9 @@ from zerobench import globalstate, nccl
 from zerobench.case import Run
 from zerobench.claims import OptimizerSpec, ParamGroup
 from zerobench.difference import NAMED_DTYPES
+from zerobench.implementations import answers
 from zerobench.implementations.protocol import Job, Unsupported, World
-from zerobench.implementations.registry import BadPlugin, check_claims, resolve
+from zerobench.implementations.registry import BadPlugin, resolve
 from zerobench.launch import limits
 from zerobench.models import build as build_model
 from zerobench.options import Watched
@@ -150,10 +151,15 @@ def _prepare(run: Run, context: RankContext, tap: Tap, residence: Residence) -> 
     case, scenario = run.case, SCENARIOS[run.scenario]
     context.note("importing the implementation")
     implementation = resolve(case.reference)
-    if reason := implementation.unavailable():
+    if reason := answers.reason(implementation.unavailable()):
         return None, f"unavailable: {reason}"
-    for name in getattr(implementation, "imports", ()):
-        importlib.import_module(name)
+    for name in answers.modules(getattr(implementation, "imports", ())):
+        try:
+            importlib.import_module(name)
+        except ImportError as error:
+            raise BadPlugin(
+                f"{case.implementation}: its imports name {name!r}, which cannot be imported: {error}"
+            ) from error
     context.note(JOINING)
     context.join()
     context.note("building the model")
@@ -176,8 +182,7 @@ def _prepare(run: Run, context: RankContext, tap: Tap, residence: Residence) -> 
         features=scenario.features,
         options=options,
     )
-    claims = implementation.claims(job)
-    check_claims(claims)
+    claims = answers.claimed(implementation.claims(job))
     needed = scenario.features | ({"simulable"} if context.simulation is not None else set())
     lacking = needed - claims.supports
     if lacking:

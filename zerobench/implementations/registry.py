@@ -70,7 +70,7 @@ def resolve(reference: str) -> Implementation:
     """The implementation that `reference` names, ready to be asked. Raises BadPlugin."""
     place, colon, attribute = reference.rpartition(":")
     if not colon:
-        entry = _find(reference)
+        entry = find(reference)
         who = f"implementation {reference!r} ({entry.value}, from {entry.distribution} {entry.version})"
         place, _, attribute = entry.value.partition(":")
     else:
@@ -93,21 +93,14 @@ def check_engine(engine: Any, claims: Claims) -> None:
     _check_methods(engine, promised, who)
 
 
-def check_claims(claims: Any) -> None:
-    """Raises BadPlugin unless `claims` is a Claims that can be judged."""
-    if not isinstance(claims, Claims):
-        raise BadPlugin(f"claims() returned {type(claims).__name__}, not a zerobench.Claims")
-    if problems := claims.problems():
-        raise BadPlugin("; ".join(problems))
-
-
 def _entry(point: EntryPoint) -> Entry:
     return Entry(
         point.name, point.value, point.dist.name if point.dist else "?", point.dist.version if point.dist else "?"
     )
 
 
-def _find(name: str) -> Entry:
+def find(name: str) -> Entry:
+    """The entry of that name. Raises BadPlugin where there is none, or more than one."""
     entries = names()
     found = [entry for entry in entries if entry.name == name]
     if len(found) > 1:
@@ -115,7 +108,7 @@ def _find(name: str) -> Entry:
         raise BadPlugin(f"implementation {name!r} is registered twice, by {owners}; name one as package.module:Class")
     if not found:
         known = sorted({entry.name for entry in entries})
-        raise BadPlugin(f"no implementation {name!r}{_near(name, known)}; known: {', '.join(known) or 'none'}")
+        raise BadPlugin(f"unknown implementation {name!r}{_near(name, known)}; known: {', '.join(known) or 'none'}")
     return found[0]
 
 
