@@ -24,6 +24,7 @@ from zerobench.report.run_markdown import append_summary, run_lines
 from zerobench.report.terminal import verdict_lines
 from zerobench.report.text import colourful
 from zerobench.scenarios import SCENARIOS
+from zerobench.shelf import Shelf
 from zerobench.store import StoreError, Writer, begun, results_path
 from zerobench.tracing import trace_runs
 
@@ -56,7 +57,7 @@ class Plan:
 @dataclass(frozen=True)
 class Done:
     verdict: Verdict
-    records: dict[str, Record]
+    records: Mapping[str, Record]
     path: Path
     interrupted: int = 0  # the exit code of the signal that stopped it
 
@@ -65,7 +66,7 @@ def execute(what: Plan, arguments: Namespace, nodes: Nodes | None = None) -> Don
     """Run `what`, write records under arguments.results, print the verdict. nodes: where the ranks are born, in a job of
     several processes; else here. Raises Infrastructure, and ValueError for a file that cannot be resumed with this."""
     runs = what.runs()
-    records: dict[str, Record] = {}
+    records = Shelf()
     resumed = getattr(arguments, "resume", None)
     about = collect(
         suite=what.suite,
@@ -85,7 +86,7 @@ def execute(what: Plan, arguments: Namespace, nodes: Nodes | None = None) -> Don
     )
     try:
         if resumed:
-            records = _stored(path, what.suite, runs)
+            records.update(_stored(path, what.suite, runs))
         with Writer(path) if resumed else Writer.fresh(path) as writer:
             writer.write(about)
             try:
@@ -150,7 +151,7 @@ def _launch_all(
     what: Plan,
     runs: dict[str, Run],
     writer: Writer,
-    records: dict[str, Record],
+    records: Shelf,
     provenance: str,
     *,
     quiet: bool,
@@ -172,8 +173,7 @@ def _launch_all(
                 progress.begin(run.id)
                 record = local.launch(run, deadline_s=what.deadline_s, suite=what.suite)
                 record = replace(record, provenance=provenance)
-                writer.write(record)
-                records[record.id] = record
+                records.put(record, writer.write(record))
                 progress.end(record)
     except LaunchError as error:
         raise Infrastructure(str(error)) from None

@@ -25,6 +25,7 @@ from zerobench.record import Provenance, Record
 from zerobench.report.progress import Progress
 from zerobench.report.terminal import finding_lines
 from zerobench.report.text import colourful, table
+from zerobench.shelf import Shelf
 from zerobench.store import StoreError, Writer, read, results_path
 from zerobench.terms import PRECISIONS
 
@@ -103,10 +104,10 @@ def selftest(arguments: Namespace) -> int:
         return 5
     runs = {id: (run, t.deadline_s) for t in todo for id, run in plan(t.cases, t.checks).items()}
     about = collect(suite="selftest", suite_digest="", cases=tuple(c.to_json() for t in todo for c in t.cases))
-    records: dict[str, Record] = {}
+    records = Shelf()
     try:
         if resumed := arguments.resume:
-            records = _stored(Path(resumed), runs, about)
+            records.update(_stored(Path(resumed), runs, about))
         path = Path(resumed or results_path(Path(arguments.results), "selftest", about.host, datetime.now(UTC)))
         with Writer(path) if resumed else Writer.fresh(path) as writer:
             writer.write(about)
@@ -120,7 +121,7 @@ def selftest(arguments: Namespace) -> int:
     return report(todo, records, left_out(quick, arguments.select), arguments.markdown)
 
 
-def _launch(runs: Mapping[str, tuple[Run, float]], records: dict[str, Record], writer: Writer, provenance: str) -> None:
+def _launch(runs: Mapping[str, tuple[Run, float]], records: Shelf, writer: Writer, provenance: str) -> None:
     """Fill `records` with what they lack, appending each as it comes."""
     left = [id for id in runs if id not in records]
     saved = {runs[id][0].checkpoint for id in left} - {None}
@@ -132,8 +133,8 @@ def _launch(runs: Mapping[str, tuple[Run, float]], records: dict[str, Record], w
                 run, deadline_s = runs[id]
                 progress.begin(id)
                 record = local.launch(run, deadline_s=deadline_s, suite="selftest")
-                records[id] = replace(record, provenance=provenance)
-                writer.write(records[id])
+                record = replace(record, provenance=provenance)
+                records.put(record, writer.write(record))
                 progress.end(record)
     finally:
         progress.finish()

@@ -10,12 +10,12 @@ from pathlib import Path
 PACKAGE = Path(__file__).parent.parent
 
 FLOORS = {
-    0: "terms units codec trace_folder interrupt",
+    0: "terms units codec files trace_folder interrupt",
     1: "claims scenarios case readings record finding loader coherence shape shipped suite",
     2: "analytic predict derived recipes stats sequential gloo nccl nvml accelerators",
     3: "models implementations probes device rank oracle difference digest globalstate options",
     4: "numerics session worker traced launch simulation mutants",
-    5: "checks explain judge store provenance baseline baseline_file baseline_times machine history",
+    5: "checks explain judge store shelf lines plausible provenance baseline baseline_file baseline_times machine history",
     6: "report doctor runner tracing selftest ab cli __main__ commands commands_info commands_explain "
     "commands_ab commands_baseline commands_history commands_job commands_report "
     "pytest_plugin pytest_suite pytest_session",

@@ -11,10 +11,30 @@ from importlib.metadata import version
 import zerobench
 from zerobench.provenance import cores, cpu_model
 from zerobench.report.text import clean
-from zerobench.tests.faults import disk_rows, parent_rows, place_rows, plugin_rows, rank_rows, reach_rows
+from zerobench.tests.faults import (
+    disk_rows,
+    page_rows,
+    parent_rows,
+    place_rows,
+    plugin_rows,
+    rank_rows,
+    reach_rows,
+    soak_rows,
+    stranger_rows,
+)
 from zerobench.tests.faults.row import KINDS, Result, Row
 
-CHAPTERS = (rank_rows, parent_rows, disk_rows, reach_rows, place_rows, plugin_rows)
+CHAPTERS = (
+    rank_rows,
+    parent_rows,
+    disk_rows,
+    reach_rows,
+    place_rows,
+    plugin_rows,
+    stranger_rows,
+    page_rows,
+    soak_rows,
+)
 SEEN_CHARACTERS = 400
 
 
