@@ -17,6 +17,7 @@ from zerobench.readings import CPU, DevicePeak, Links, Place, Resident
 from zerobench.terms import Collective, Moment
 
 SCHEMA = 1
+UPGRADE = ": upgrade it"
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,8 @@ class Call:
     numel: elements of the full tensor, the S of a ring's cost: an all-reduce's, broadcast's or reduce's tensor; what a
     reduce-scatter takes and an all-gather gives. nbytes: numel x itemsize. group: the ranks, by global number.
     by: the thread that called, "main" or its name. received_numel: elements that come from other ranks, where the
-    shares are uneven; None where it is numel (n - 1) / n.
+    shares are uneven; None where it is numel (n - 1) / n. communicator: torch's name of the group, alike on its members,
+    since several may have the same ranks; "" for the default group.
     """
 
     step: int
@@ -40,6 +42,7 @@ class Call:
     op: str = ""
     by: str = "main"
     received_numel: int | None = None
+    communicator: str = ""
 
 
 @dataclass(frozen=True)
@@ -52,7 +55,7 @@ class Piece:
     looks_like: str | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Holding:
     """Bytes that one rank holds at one moment, over those that were alive before the engine was built.
 
@@ -166,7 +169,7 @@ class Failure:
     last_call: str = ""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Sample:
     """What one rank saw."""
 
@@ -207,7 +210,7 @@ class ModelFacts:
     tokens: int = 0  # of a rank and micro-batch
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Record:
     """One run: what it was, what came of it, one sample a rank.
 
@@ -250,14 +253,16 @@ class Record:
         if not isinstance(body, Mapping):
             raise ValueError("not a zerobench record")
         if not isinstance(body.get("schema"), int) or body["schema"] > SCHEMA:
-            raise ValueError(f"record schema {body.get('schema')!r}; this zerobench reads up to {SCHEMA}: upgrade it")
+            raise ValueError(f"record schema {body.get('schema')!r}; this zerobench reads up to {SCHEMA}{UPGRADE}")
         claims = body.get("claims")
         kept = {k: v for k, v in body.items() if k != "claims"}
         kept["claims"] = None
         record = decode(cls, kept, "record")
         try:
             return record if claims is None else replace(record, claims=Claims.from_json(claims))
-        except (KeyError, TypeError) as error:
+        except KeyError as missing:
+            raise ValueError(f"record.claims.{missing.args[0]} is missing") from None
+        except (TypeError, AttributeError) as error:
             raise ValueError(f"record.claims: {error}") from None
 
 
@@ -300,5 +305,5 @@ class Provenance:
         if not isinstance(body, Mapping):
             raise ValueError("not a zerobench provenance line")
         if not isinstance(body.get("schema"), int) or body["schema"] > SCHEMA:
-            raise ValueError(f"schema {body.get('schema')!r}; this zerobench reads up to {SCHEMA}: upgrade it")
+            raise ValueError(f"schema {body.get('schema')!r}; this zerobench reads up to {SCHEMA}{UPGRADE}")
         return decode(cls, body, "provenance")

@@ -37,12 +37,13 @@ def sent(calls: Iterable[Call], n: int) -> Fraction:
 
     A rank's own calls, or several ranks' together: what is rooted is shared out by dividing the sum by n.
     """
-    total = Fraction(0)
+    if n <= 1:
+        return Fraction(0)
+    numel: Counter[tuple[Collective, int]] = Counter()
     for call in calls:
-        size = len(call.group)
-        if size > 1 and n > 1:
-            total += call.numel * call.kind.wire_factor(size) / Fraction(n - 1, n)
-    return total
+        numel[call.kind, len(call.group)] += call.numel
+    passed = (v * kind.wire_factor(size) for (kind, size), v in numel.items() if size > 1)
+    return sum(passed, Fraction(0)) / Fraction(n - 1, n)
 
 
 def claimed_volume(view: View, a: int) -> Fraction:
@@ -165,13 +166,13 @@ def order(view: View) -> Judgement:
     """The members of each group issue the same sequence."""
     if view.n == 1:
         raise NotApplicable("one rank has nobody to disagree with")
-    sequences: dict[tuple[int, ...], dict[int, list[Call]]] = defaultdict(dict)
+    sequences: dict[tuple[tuple[int, ...], str], dict[int, list[Call]]] = defaultdict(dict)
     for sample in view.samples:
         for call in sample.calls:
             if call.kind not in (Collective.SEND, Collective.RECV):
-                sequences[call.group].setdefault(sample.rank, []).append(call)
+                sequences[call.group, call.communicator].setdefault(sample.rank, []).append(call)
     checked = 0
-    for group, by_rank in sorted(sequences.items()):
+    for (group, communicator), by_rank in sorted(sequences.items()):
         members = [by_rank.get(r, []) for r in group]
         for place, calls in enumerate(zip_longest(*members)):
             checked += 1
@@ -182,7 +183,8 @@ def order(view: View) -> Judgement:
                     verdict(False),
                     verdict(False),
                     "the same kind, elements, dtype and root on every member, call by call",
-                    f"call {place} of group {','.join(map(str, group))} differs: {told}",
+                    f"call {place} of group {','.join(map(str, group))}{f' ({communicator})' if communicator else ''} "
+                    f"differs: {told}",
                     ranks=group,
                 )
     return Judgement(

@@ -22,6 +22,7 @@ KEPT = 256  # collectives, the last ones
 SLOT_NBYTES = 256
 _BEAT = struct.Struct("<Qd")  # notes so far, and when the last was written (CLOCK_MONOTONIC, one for all processes)
 _FIRST_SLOT = NBYTES + 64
+_WHITE = re.compile(r"\s")
 _LINE = re.compile(r"(?P<phase>.+?) of step (?P<step>-?\d+)(?:: (?P<call>.*))?", re.DOTALL)
 
 
@@ -30,7 +31,7 @@ class Entry:
     """A collective that a rank entered. ordinal: its number among this rank's in that group, from 1. text: its kind and
     size as a person reads them ("all-reduce of 100 fp32"); what must be alike on all ranks of the group is `key`."""
 
-    group: str
+    group: str  # "0-3", or "0-3 (its name)" where it is not the default group
     ordinal: int
     text: str
     key: str
@@ -51,7 +52,7 @@ class BlackBox:
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
         os.posix_fallocate(self._fd, 0, _FIRST_SLOT + KEPT * SLOT_NBYTES)
         self._notes = self._entries = 0
-        self._ordinals: Counter[tuple[int, ...]] = Counter()
+        self._ordinals: Counter[str] = Counter()
 
     def note(self, text: str) -> None:
         """Replace the line. What does not fit into `NBYTES` bytes is cut off."""
@@ -63,13 +64,14 @@ class BlackBox:
         """Add a collective to the last ones. One between two ranks of a group has no number in it and is left out."""
         if call.kind.value in _BETWEEN_TWO:
             return
-        self._ordinals[call.group] += 1
+        group = _ranges(call.group) + (f" ({_WHITE.sub(' ', call.communicator)})" if call.communicator else "")
+        self._ordinals[group] += 1
         size = "" if call.kind.value in _UNEVEN else f"{call.numel} {call.dtype}"
         key = f"{call.kind.value} {size} {call.root}"
         text = f"{call.kind.value} of {call.numel} {call.dtype}" + (
             f", root {call.root}" if call.root is not None else ""
         )
-        line = "\t".join((_ranges(call.group), str(self._ordinals[call.group]), text, key))
+        line = "\t".join((group, str(self._ordinals[group]), text, key))
         slot = line.encode("utf-8", "replace")[:SLOT_NBYTES].ljust(SLOT_NBYTES, b"\0")
         os.pwrite(self._fd, slot, _FIRST_SLOT + self._entries % KEPT * SLOT_NBYTES)
         self._entries += 1

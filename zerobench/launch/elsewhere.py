@@ -41,7 +41,9 @@ class Elsewhere:
                 command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
             )
         except OSError as error:
-            raise LaunchError(f"{python}: {error.strerror}") from None
+            raise LaunchError(
+                f"{python}: {error.strerror}; --base-python and --head-python name interpreters"
+            ) from None
         try:
             self.about = Provenance.from_json(self._answer(START_S))
         except BaseException:

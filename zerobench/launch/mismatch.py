@@ -82,7 +82,7 @@ def _said(entries: Mapping[int, Entry]) -> str:
 
 def _members(group: str) -> list[int]:
     out: list[int] = []
-    for part in group.split(","):
+    for part in group.partition(" ")[0].split(","):
         first, _, last = part.partition("-")
         out += range(int(first), int(last or first) + 1)
     return out

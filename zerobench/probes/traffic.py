@@ -209,6 +209,7 @@ class Tap:
         pg = dist.ProcessGroup.unbox(given("process_group"))
         group = group_ranks(pg)
         group = self._groups.setdefault(group, group)
+        communicator = group_name(pg)
         n = len(group)
         root = None
         if row.root is not None:
@@ -239,9 +240,10 @@ class Tap:
                     op=name,
                     by=by,
                     received_numel=received if uneven else None,
+                    communicator=communicator,
                 )
             )
-        return calls or [Call(self.step, phase, row.kind, 0, 0, "", group, root, name, by)]
+        return calls or [Call(self.step, phase, row.kind, 0, 0, "", group, root, name, by, communicator=communicator)]
 
 
 def group_ranks(pg: dist.ProcessGroup) -> tuple[int, ...]:
@@ -257,6 +259,15 @@ def group_ranks(pg: dist.ProcessGroup) -> tuple[int, ...]:
         n = pg.size()
         world = dist.get_world_size() if dist.is_initialized() else n
         return tuple(range(n)) if n == world else (-1,) * n
+
+
+def group_name(pg: dist.ProcessGroup) -> str:
+    """What torch calls a group; its members rendezvous under that name, so that it is the same on all of them. "" for
+    the default group and for one that torch does not know."""
+    try:
+        return "" if pg == dist.group.WORLD else str(dist.distributed_c10d._world.pg_names[pg])
+    except (KeyError, AttributeError):
+        return ""
 
 
 def _received(given: Callable[[str], Any], row: _Row, rank: int) -> int:

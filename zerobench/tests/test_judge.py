@@ -240,6 +240,29 @@ def test_moments_and_stages_are_the_fields_words() -> None:
     assert [int(s) for s in Stage] == [0, 1, 2, 3]
 
 
+def test_groups_of_the_same_ranks_have_orders_of_their_own() -> None:
+    """Two communicators: what is first on one rank may be second on another, as long as each of them is in order."""
+
+    def in_groups(names: str) -> Change:
+        def change(s: Sample) -> Sample:
+            mine = names[:2] if s.rank else names[2:]
+            sizes = {"a": 8, "b": 16}
+            return replace(
+                s,
+                calls=tuple(
+                    Call(3, "step", Collective.ALL_GATHER, sizes[c.lower()], 0, "bf16", tuple(range(N)), communicator=c)
+                    for c in mine
+                ),
+            )
+
+        return change
+
+    assert status("traffic.order", record(change=in_groups("abba"))) is Status.PASS
+    worse = findings("traffic.order", record(change=in_groups("abbA")))[0]
+    assert worse.status is Status.FAIL
+    assert "(A)" in worse.actual
+
+
 def test_a_resumed_run_goes_on_with_the_same_bits_where_the_order_of_a_sum_does_not_matter() -> None:
     """At n = 4 a sum in another order is none of the checkpoint's business; on the exact model every order is the same."""
 

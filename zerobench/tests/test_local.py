@@ -16,7 +16,9 @@ import pytest
 
 from zerobench.case import Case, Run
 from zerobench.launch import autopsy, blackbox
+from zerobench.launch.blackbox import Entry
 from zerobench.launch.local import LaunchError, Local
+from zerobench.launch.mismatch import disagreement, unanswered
 from zerobench.record import Failure, Record
 
 DEADLINE_S = 30.0
@@ -280,3 +282,15 @@ def test_a_preload_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch)
         Local() as local,
     ):
         local.warm()
+
+
+def test_only_the_calls_of_one_communicator_are_numbered_together() -> None:
+    def entry(group: str, ordinal: int, numel: int) -> Entry:
+        return Entry(group, ordinal, f"all-reduce of {numel} fp32", f"all-reduce {numel} fp32 None")
+
+    here = [entry("0-1", 1, 8), entry("0-1 (7)", 1, 16)]
+    assert disagreement({0: here, 1: here[::-1]}) is None
+    found = disagreement({0: here, 1: [here[0], entry("0-1 (7)", 1, 15)]})
+    assert found is not None
+    assert "size of collective 1 of ranks 0-1 (7)" in found.text
+    assert "which rank 1 did not enter" in unanswered({0: here, 1: here[:1]})

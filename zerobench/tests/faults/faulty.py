@@ -299,11 +299,25 @@ def one_too_many(victim: bool) -> None:
         dist.barrier()
 
 
+def two_groups(victim: bool) -> None:
+    """Two groups of the same ranks, on each of which all is in order: nobody may be blamed for it."""
+    groups = [dist.new_group(), dist.new_group()]
+    works = []
+    for group in reversed(groups) if victim else groups:
+        size = 3 if group is groups[0] else 7
+        works.append(dist.all_reduce(torch.ones(size), group=group, async_op=True))
+    for work in works:
+        work.wait()
+    for group in groups:
+        dist.destroy_process_group(group)
+
+
 TOGETHER: dict[str, Callable[[bool], None]] = {
     "absent": absent,
     "kinds": different_kinds,
     "sizes": different_sizes,
     "orders": different_orders,
     "one-too-many": one_too_many,
+    "two-groups": two_groups,
 }
 """What all ranks do, the victim otherwise than the rest."""

@@ -187,6 +187,14 @@ HARMLESS = (
         fails=False,
         moments=("build", "step", "close"),
     ),
+    Fault(
+        "two-groups",
+        "uses two groups of the same ranks the other way round",
+        "",
+        "",
+        fails=False,
+        moments=("build", "step"),
+    ),
     Fault("environment", "empties its environment", "", "", fails=False, moments=("step",)),
     Fault("random-state", "seeds random and torch", "", "", fails=False, moments=("step",)),
     Fault(
