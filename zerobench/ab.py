@@ -23,6 +23,7 @@ from zerobench.checks.pairs import SIDES, SUITE, cells_of, judge_cells
 from zerobench.finding import Finding
 from zerobench.record import Provenance, Record
 from zerobench.report.progress import Progress
+from zerobench.scenarios import SCENARIOS
 from zerobench.sequential import MOST_ROUNDS, wanted
 from zerobench.store import Results, StoreError, Writer, results_path
 
@@ -122,9 +123,19 @@ def judge_stored(results: Results) -> list[Finding]:
     """The findings of a stored comparison, from its records alone. Raises StoreError where a side is missing."""
     abouts = {about.suite: about for about in results.provenances.values()}
     if missing := [side for side in SIDES if suite_of(side) not in abouts]:
-        raise StoreError(f"{results.path}: no provenance of {missing[0]}")
+        raise StoreError(
+            f"{results.path}: nothing says what {missing[0]} was: cut off at its beginning; make the comparison again"
+        )
     scenarios = {record.run.scenario for record in results.records.values()}
     cases = [[Case.from_json(dict(case)) for case in abouts[suite_of(side)].cases] for side in SIDES]
+    if unknown := sorted(scenarios - SCENARIOS.keys()):
+        raise StoreError(
+            f"{results.path}: a comparison by {unknown[0]!r}, a scenario that this zerobench does not know"
+        )
+    if len(cases[0]) != len(cases[1]):
+        raise StoreError(
+            f"{results.path}: {len(cases[0])} cases of base and {len(cases[1])} of head: not a whole comparison"
+        )
     runs = [(base.run(s), head.run(s)) for s in sorted(scenarios) for base, head in zip(*cases, strict=True)]
     launches: Launches = {}
     for side in SIDES:

@@ -35,6 +35,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping
 from fractions import Fraction
+from functools import cache
 from typing import NamedTuple
 
 from zerobench.claims import Recipe
@@ -54,18 +55,23 @@ def optimizer_nbytes(recipe: Recipe, moments: int = 2) -> int:
 
 def coefficients(recipe: Recipe, stage: Stage, moments: int = 2) -> dict[Category, tuple[int, int]]:
     """(a, b) of each model state: a rank holds (a + b/n) Psi bytes of it."""
+    return dict(_coefficients(recipe, stage, moments))
+
+
+@cache
+def _coefficients(recipe: Recipe, stage: Stage, moments: int) -> tuple[tuple[Category, tuple[int, int]], ...]:
     cost = {
         Category.PARAMETER: DTYPE_NBYTES[recipe.parameter],
         Category.GRADIENT: DTYPE_NBYTES[recipe.gradient],
         Category.OPTIMIZER: optimizer_nbytes(recipe, moments),
     }
-    return {c: (0, cost[c]) if stage.shards(c) else (cost[c], 0) for c in MODEL_STATES}
+    return tuple((c, (0, cost[c]) if stage.shards(c) else (cost[c], 0)) for c in MODEL_STATES)
 
 
 def total_coefficients(recipe: Recipe, stage: Stage, moments: int = 2) -> tuple[int, int]:
     """(a, b) of the three model states together."""
-    each = coefficients(recipe, stage, moments).values()
-    return sum(a for a, _ in each), sum(b for _, b in each)
+    each = _coefficients(recipe, stage, moments)
+    return sum(a for _, (a, _) in each), sum(b for _, (_, b) in each)
 
 
 def state_nbytes(
@@ -73,7 +79,7 @@ def state_nbytes(
 ) -> dict[Category, Fraction]:
     """Bytes a rank of each model state: the mean over ranks, without padding. ValueError for a bad n or group."""
     s = _group(n, shard_size)
-    return {c: psi * (a + Fraction(b, s)) for c, (a, b) in coefficients(recipe, stage, moments).items()}
+    return {c: Fraction(psi * (a * s + b), s) for c, (a, b) in _coefficients(recipe, stage, moments)}
 
 
 def total(

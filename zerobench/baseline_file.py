@@ -8,7 +8,6 @@ line an entry, so that a diff names the runs that changed.
 from __future__ import annotations
 
 import json
-import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,10 +15,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from zerobench.codec import decode, encode
+from zerobench.files import STRICT, BadWord, bounded
 from zerobench.record import Provenance
 
 SCHEMA = 1
 MAX_NBYTES = 64 << 20
+AGAIN = "; make it again: zerobench accept RESULT"
 
 T = TypeVar("T")
 
@@ -67,7 +68,7 @@ class Document:
             if found < 0:
                 break
             start, line = found, _line(self.text, found)
-        return BaselineError(f"{self.path}:{line}: {what}" if line else f"{self.path}: {what}")
+        return BaselineError(f"{self.path}:{line}: {what}{AGAIN}" if line else f"{self.path}: {what}{AGAIN}")
 
     def value(self, kind: type[T], key: str) -> T:
         """The value under `key`. Raises BaselineError."""
@@ -96,41 +97,36 @@ def read(path: Path, kind: str | None = None) -> Document:
     Raises BaselineError; FileNotFoundError where there is no such file.
     """
     try:
-        with path.open("rb") as file:
-            raw = file.read(MAX_NBYTES + 1)
+        raw = bounded(path, MAX_NBYTES)
     except FileNotFoundError:
         raise
     except OSError as error:
         raise BaselineError(f"{path}: cannot be read: {error.strerror}") from error
     if len(raw) > MAX_NBYTES:
-        raise BaselineError(f"{path}: larger than {MAX_NBYTES} bytes: not a baseline")
+        raise BaselineError(
+            f"{path}: larger than {MAX_NBYTES:,} bytes, so not a baseline; name the file that `accept` wrote"
+        )
     try:
         text = raw.decode()
     except UnicodeDecodeError as error:
         line = raw.count(b"\n", 0, error.start) + 1
-        raise BaselineError(f"{path}:{line}: not text in UTF-8, so not a baseline") from None
+        raise BaselineError(f"{path}:{line}: not text in UTF-8, so not a baseline{AGAIN}") from None
     try:
-        data = json.loads(
-            text,
-            parse_constant=_no_constant,
-            parse_int=_whole,
-            parse_float=_finite,
-            object_pairs_hook=_no_duplicates,
-        )
+        data = STRICT.decode(text)
     except json.JSONDecodeError as error:
-        raise BaselineError(f"{path}:{error.lineno}: not JSON: {error.msg}") from None
-    except _BadWord as error:
-        raise BaselineError(f"{path}:{_line(text, text.rfind(error.word))}: {error}") from None
+        raise BaselineError(f"{path}:{error.lineno}: not JSON: {error.msg}{AGAIN}") from None
+    except BadWord as error:
+        raise BaselineError(f"{path}:{_line(text, text.rfind(error.word))}: {error}{AGAIN}") from None
     except RecursionError:
-        raise BaselineError(f"{path}: nested too deeply") from None
+        raise BaselineError(f"{path}: nested too deeply{AGAIN}") from None
     document = Document(path, text, data if isinstance(data, dict) else {})
     if document.data.get("baseline") not in ("bytes", "times"):
-        raise BaselineError(f"{path}:1: not a baseline of zerobench")
+        raise BaselineError(f"{path}:1: not a baseline of zerobench{AGAIN}")
     if kind is not None and document.data["baseline"] != kind:
         raise document.error(f"a baseline of {document.data['baseline']}, not of {kind}", "baseline")
     schema = document.value(int, "schema")
     if not 1 <= schema <= SCHEMA:
-        raise document.error(f"schema {schema}; this zerobench reads up to {SCHEMA}: upgrade it", "schema")
+        raise document.error(f"schema {schema}; this zerobench reads up to {SCHEMA}: upgrade it, or else", "schema")
     return document
 
 
@@ -141,7 +137,7 @@ def write(path: Path, head: Mapping[str, Any], sections: Mapping[str, Mapping[st
     """
     encoded = {name: encode(entries) for name, entries in sections.items()}
     try:
-        old = json.loads(path.read_bytes())
+        old = json.loads(bounded(path, MAX_NBYTES))
         if all(old[name] == entries for name, entries in encoded.items()) and old["schema"] == SCHEMA:
             return False
     except (OSError, ValueError, LookupError, TypeError, RecursionError):
@@ -154,12 +150,14 @@ def write(path: Path, head: Mapping[str, Any], sections: Mapping[str, Mapping[st
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            beside.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
+            beside.unlink(missing_ok=True)
+            with beside.open("x", encoding="utf-8") as file:  # never through a link that lies there
+                file.write("{\n" + ",\n".join(lines) + "\n}\n")
             beside.replace(path)
         finally:
             beside.unlink(missing_ok=True)
     except OSError as error:
-        raise BaselineError(f"{path}: cannot be written: {error.strerror}") from error
+        raise BaselineError(f"{path}: cannot be written: {error.strerror}; --baselines names another folder") from error
     return True
 
 
@@ -169,37 +167,3 @@ def _line(text: str, at: int) -> int:
 
 def _json(value: Any) -> str:
     return json.dumps(value, allow_nan=False, ensure_ascii=False, sort_keys=isinstance(value, dict))
-
-
-class _BadWord(ValueError):
-    """What Python's reader of JSON lets through and a baseline does not. word: as it stands in the file, last."""
-
-    def __init__(self, what: str, word: str) -> None:
-        super().__init__(what)
-        self.word = word
-
-
-def _no_constant(word: str) -> None:
-    raise _BadWord(f"{word} is not JSON", word)
-
-
-def _whole(word: str) -> int:
-    if len(word) > 19:
-        raise _BadWord(f"{word[:19]}...: a whole number of more than 64 bits", word)
-    return int(word)
-
-
-def _finite(word: str) -> float:
-    value = float(word)
-    if not math.isfinite(value):
-        raise _BadWord(f"{word[:40]} is past any float", word)
-    return value
-
-
-def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    out: dict[str, Any] = {}
-    for key, value in pairs:
-        if key in out:
-            raise _BadWord(f"{key!r} stands there twice", _json(key) + ":")
-        out[key] = value
-    return out

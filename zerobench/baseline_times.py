@@ -45,7 +45,10 @@ class TimeBaseline:
         machines = {MachineClass.of(about).slug: MachineClass.of(about) for about in results.provenances.values()}
         if len(machines) > 1:
             a, b = list(machines.values())[:2]
-            raise BaselineError(f"{results.path}: launches of two machine classes: {'; '.join(a.differences(b))}")
+            raise BaselineError(
+                f"{results.path}: launches of two machine classes: {'; '.join(a.differences(b))}; --bytes keeps and compares "
+                "the exact numbers alone"
+            )
         timed = {run: times for run, each in results.launches.items() if (times := times_of(each))}
         return cls(results.provenance.suite, MachineClass.of(results.provenance), By.of(results.provenance), timed)
 
@@ -84,7 +87,7 @@ def compare(new: TimeBaseline, old: TimeBaseline | None, cases: Mapping[str, Seq
     cases: the runs of each case of the result.
     """
     before = old.runs if old else {}
-    owner = {run: run.rpartition("@")[0] for run in before} | {
+    owner = {run: run.rpartition("@")[0] for run in (*new.runs, *before)} | {
         run: case for case, runs in cases.items() for run in runs
     }
     level = Level.MUST if new.machine.gates else Level.INFO

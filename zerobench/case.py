@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 from zerobench.codec import decode, encode
@@ -31,7 +32,7 @@ class Case:
     launch: str = "local"
     options: Mapping[str, Any] = field(default_factory=dict)
 
-    @property
+    @cached_property
     def id(self) -> str:
         return _id(self, f"n{self.world_size}")
 
@@ -77,7 +78,7 @@ class Run:
     case: Case
     saved_at: int | None = None  # ranks that saved what this run loads
 
-    @property
+    @cached_property
     def id(self) -> str:
         return f"{self.case.id}@{self.scenario}" + (f"-from-n{self.saved_at}" if self.saved_at else "")
 

@@ -72,7 +72,7 @@ def _decoder(kind: Any) -> Callable[[Any], Any]:
         args = get_args(kind)
         if origin is tuple and not (len(args) == 2 and args[1] is Ellipsis):
             return _fixed([_decoder(a) for a in args])
-        return _sequence(origin, _decoder(args[0]), runs=args[0] is int)
+        return _sequence(origin, _decoder(args[0]), plain=args[0])
     if origin in (dict, Mapping) or (isinstance(origin, type) and issubclass(origin, Mapping)):
         return _mapping(*get_args(kind))
     if isinstance(kind, type) and issubclass(kind, Enum):
@@ -109,7 +109,9 @@ def _instance(kind: type) -> Callable[[Any], Any]:
         except _Misfit as misfit:
             misfit.where = f".{name}{misfit.where}"
             raise
-        if not plain or not required <= values.keys():
+        if missing := required - values.keys():
+            raise _Misfit(f"{', '.join(sorted(missing))} is missing")
+        if not plain:
             try:
                 return kind(**values)
             except TypeError as error:
@@ -144,12 +146,17 @@ def _fixed(inner: list[Callable[[Any], Any]]) -> Callable[[Any], Any]:
     return fixed
 
 
-def _sequence(origin: type, inner: Callable[[Any], Any], *, runs: bool) -> Callable[[Any], Any]:
+def _sequence(origin: type, inner: Callable[[Any], Any], *, plain: Any) -> Callable[[Any], Any]:
+    """plain: the type of the items, where they stand for themselves."""
+    exact, runs = {_exact(plain)} - {None, str}, plain is int
+
     def sequence(data: Any) -> Any:
         if not isinstance(data, list):
             if runs and isinstance(data, str) and (ends := _ENDS.fullmatch(data)):
                 return origin(_run(int(ends[1]), int(ends[2])))
             raise _Misfit(f"expected a list, got {type(data).__name__}")
+        if exact and set(map(type, data)) <= exact:
+            return origin(data)
         try:
             return origin([inner(value) for value in data]) if data else origin()
         except _Misfit:

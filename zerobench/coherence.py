@@ -82,7 +82,7 @@ def mistakes(data: Any, known: Known | None = None) -> Iterator[Mistake]:
     for values in axes.values():
         numel *= len(values)
     if numel > MAX_CASES:
-        yield ("matrix",), f"{numel:,} cases; at most {MAX_CASES:,}"
+        yield ("matrix",), f"{numel:,} cases; at most {MAX_CASES:,}: split the suite, or name fewer values"
         return
     yield from _idle(entries, axes, set(wrong))
 
@@ -168,24 +168,34 @@ def _values(entry: Mapping[str, Any], loc: Loc, axes: Axes) -> Iterator[Mistake]
 def _idle(entries: Mapping[str, list[tuple[int, Mapping[str, Any]]]], axes: Axes, wrong: set[Loc]) -> Iterator[Mistake]:
     """Excuses for cases that are excluded, and exclusions of everything. Those already told of are passed over."""
 
-    def cells(picks: Axes) -> Iterator[tuple[Any, ...]]:
-        """The cells of the matrix that an entry means, without a walk over the others."""
-        return itertools.product(
-            *(
-                values
-                if axis not in picks
-                else [v for v in values if {v, implementation_name(str(v))} & set(picks[axis])]
-                for axis, values in axes.items()
-            )
-        )
-
-    left = set(cells({}))
-    for i, entry in entries["exclude"]:
-        if ("exclude", i) not in wrong:
-            left.difference_update(cells(_picks(entry)))
+    left = set(cells(axes, {}))
+    for picks in _distinct(_picks(entry) for i, entry in entries["exclude"] if ("exclude", i) not in wrong):
+        left.difference_update(cells(axes, picks))
     if not left:
         yield ("exclude",), "no case is left"
         return
+    idle: dict[str, bool] = {}
     for i, entry in entries["xfail"]:
-        if ("xfail", i) not in wrong and left.isdisjoint(cells(_picks(entry))):
-            yield ("xfail", i), "matches no case: those it names are excluded"
+        if ("xfail", i) not in wrong:
+            picks = _picks(entry)
+            if (key := repr(picks)) not in idle:
+                idle[key] = left.isdisjoint(cells(axes, picks))
+            if idle[key]:
+                yield ("xfail", i), "matches no case: those it names are excluded"
+
+
+def cells(axes: Mapping[str, Collection[Any]], picks: Mapping[str, Collection[Any]]) -> Iterator[tuple[Any, ...]]:
+    """The cells of the matrix that an entry means, without a walk over the others. picks: values by axis, any on an axis
+    that it does not name."""
+    wanted = {axis: set(values) for axis, values in picks.items()}
+    return itertools.product(
+        *(
+            values if axis not in wanted else [v for v in values if {v, implementation_name(str(v))} & wanted[axis]]
+            for axis, values in axes.items()
+        )
+    )
+
+
+def _distinct(entries: Iterable[Axes]) -> Iterable[Axes]:
+    """Each once: what a stranger repeats a thousand times costs no more than what is said once."""
+    return {repr(picks): picks for picks in entries}.values()

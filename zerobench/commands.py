@@ -10,7 +10,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from zerobench.commands_explain import explain
-from zerobench.commands_info import doctor, fail, known, list_, note, predict, refuse, schema, spec, validate, write_lines
+from zerobench.commands_info import (
+    doctor,
+    fail,
+    known,
+    list_,
+    note,
+    predict,
+    refuse,
+    schema,
+    spec,
+    validate,
+    write_lines,
+)
 from zerobench.commands_job import in_job
 from zerobench.finding import Finding, Verdict
 from zerobench.launch.job import command
@@ -19,6 +31,7 @@ if TYPE_CHECKING:
     from zerobench.case import Case
     from zerobench.launch.nodes import Nodes
     from zerobench.runner import Plan
+    from zerobench.store import Results
 
 DEADLINE_S = 60.0
 
@@ -30,7 +43,7 @@ def run(arguments: Namespace) -> int:
 def _run(arguments: Namespace, nodes: Nodes | None) -> int:
     from zerobench.loader import BadFile
     from zerobench.report.terminal import summary_lines
-    from zerobench.report.text import clean
+    from zerobench.report.text import on_line
     from zerobench.runner import Infrastructure, Plan, execute
     from zerobench.suite import find, load
 
@@ -65,10 +78,10 @@ def _run(arguments: Namespace, nodes: Nodes | None) -> int:
                 )
             )
     if not plans:
-        return fail(f"nothing selected by -k {arguments.select!r}", 5)
+        return fail(f"nothing selected by -k {arguments.select!r}; --dry-run without it prints the ids there are", 5)
     if arguments.dry_run:
         for plan in plans:
-            print("\n".join(clean(f"{plan.suite}::{case.id}") for case in plan.cases))
+            print("\n".join(on_line(f"{plan.suite}::{case.id}") for case in plan.cases))
             print(f"{len(plan.cases)} cases, {len(plan.runs())} runs", file=sys.stderr)
         return 0
     if arguments.resume and len(plans) > 1:
@@ -172,13 +185,13 @@ def _conform_plan(arguments: Namespace) -> Plan:
 
 
 def report(arguments: Namespace) -> int:
+    from zerobench.ab import is_ab
     from zerobench.case import Case
-    from zerobench.commands_ab import rejudged
     from zerobench.commands_report import write
     from zerobench.judge import judge
     from zerobench.report.terminal import verdict_lines
     from zerobench.report.text import colourful
-    from zerobench.store import StoreError, read, uncollected
+    from zerobench.store import StoreError, read, settled
 
     try:
         results = read(Path(arguments.result))
@@ -186,17 +199,11 @@ def report(arguments: Namespace) -> int:
         return fail(str(error))
     for problem in results.problems:
         note(problem)
-    try:
-        verdict = rejudged(results)
-    except StoreError as error:
-        return fail(str(error))
-    if verdict is not None:
-        if arguments.html or arguments.markdown:
-            return fail(f"{results.path}: a comparison of step times has no page; it is printed above")
-        return _finish(verdict, arguments.json)
+    if is_ab(results):
+        return _report_ab(arguments, results)
     about = results.provenance
-    cases = [Case.from_json(dict(case)) for case in about.cases]
-    with uncollected():
+    with settled():
+        cases = [Case.from_json(dict(case)) for case in about.cases]
         verdict = judge(
             about.suite,
             cases,
@@ -206,9 +213,22 @@ def report(arguments: Namespace) -> int:
             excuses=about.xfail,
             strict=arguments.strict,
         )
-    print("\n".join(verdict_lines(verdict, cases, results.records, colourful(sys.stdout))))
-    if (code := write(arguments, results, cases, verdict)) != 0:
-        return code
+        print("\n".join(verdict_lines(verdict, cases, results.records, colourful(sys.stdout))))
+        if (code := write(arguments, results, cases, verdict)) != 0:
+            return code
+        return _finish(verdict, arguments.json)
+
+
+def _report_ab(arguments: Namespace, results: Results) -> int:
+    from zerobench.commands_ab import rejudged  # with all that launches: not for a report of anything else
+    from zerobench.store import StoreError
+
+    try:
+        verdict = rejudged(results)
+    except StoreError as error:
+        return fail(str(error))
+    if arguments.html or arguments.markdown:
+        return fail(f"{results.path}: a comparison of step times has no page; it is printed above")
     return _finish(verdict, arguments.json)
 
 
@@ -228,7 +248,7 @@ def matrix(arguments: Namespace) -> int:
         if arguments.output:
             write_lines(arguments.output, markdown_lines(found))
     except OSError as error:
-        return fail(f"{error.filename}: {error.strerror}", 3)
+        return fail(f"{error.filename}: cannot be written: {error.strerror}; name another file", 3)
     if not arguments.output and not arguments.html:
         print("\n".join(markdown_lines(found)))
     return 0
@@ -339,7 +359,7 @@ def _finish(verdict: Verdict, json_path: str | None, *, interrupted: int = 0) ->
         try:
             write_lines(json_path, [json.dumps(f.to_json(), allow_nan=False) for f in verdict.findings])
         except OSError as error:
-            return fail(f"--json {json_path}: {error.strerror}", 3)
+            return fail(f"--json {json_path}: cannot be written: {error.strerror}; name another file", 3)
     return verdict.exit_code(interrupted=interrupted)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import zerobench
 from zerobench import accelerators
-from zerobench.ab import Runs, Side, cases_json, compare, is_ab, judge_stored, suite_of
+from zerobench.ab import Runs, Side, cases_json, compare, judge_stored, suite_of
 from zerobench.accelerators import automatic
 from zerobench.case import Case, Run
 from zerobench.checks.pairs import SIDES
@@ -102,9 +102,9 @@ def _side(side: str, python: str | None, local: Local, stack: ExitStack, runs: R
     return Side(elsewhere, replace(elsewhere.about, cases=cases, **cards))
 
 
-def rejudged(results: Results) -> Verdict | None:
-    """The verdict of a stored comparison, printed; None where the file is something else. Raises StoreError."""
-    return _say(judge_stored(results)) if is_ab(results) else None
+def rejudged(results: Results) -> Verdict:
+    """The verdict of a stored comparison, printed. Raises StoreError."""
+    return _say(judge_stored(results))
 
 
 def _say(findings: list[Finding]) -> Verdict:

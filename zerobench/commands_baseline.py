@@ -16,7 +16,7 @@ from zerobench.baseline_times import MIN_LAUNCHES, TimeBaseline
 from zerobench.finding import Finding, Verdict
 from zerobench.report.terminal import LOUD, finding_lines, summary_lines
 from zerobench.report.text import clean, colourful
-from zerobench.store import Results, StoreError, read
+from zerobench.store import Results, StoreError, read, uncollected
 
 T = TypeVar("T")
 
@@ -29,6 +29,7 @@ class Refused(Exception):
         self.code = code
 
 
+@uncollected()
 def accepted(arguments: Namespace) -> list[str]:
     """Write the baselines that a result makes; a line a file. Raises Refused, having written nothing."""
     results = _results(arguments.result)
@@ -57,6 +58,7 @@ def accepted(arguments: Namespace) -> list[str]:
     return lines
 
 
+@uncollected()
 def compared(arguments: Namespace) -> Verdict:
     """Compare a result with its baselines and print what differs. Raises Refused."""
     results = _results(arguments.result)
@@ -112,7 +114,9 @@ def _times(results: Results, folder: Path, path: Path | None) -> list[Finding]:
     if old is not None:
         _same_suite(results, old.suite, path)
         if apart := old.machine.differences(new.machine):
-            raise Refused(f"{path}: step times of another machine class: {'; '.join(apart)}")
+            raise Refused(
+                f"{path}: step times of another machine class: {'; '.join(apart)}; name the folder, which has a file a class"
+            )
     elif new.runs:
         print(
             f"note: no step times of this machine class yet ({new.machine.slug}); make them: "
@@ -124,7 +128,9 @@ def _times(results: Results, folder: Path, path: Path | None) -> list[Finding]:
 
 def _same_suite(results: Results, suite: str, path: Path) -> None:
     if suite != results.provenance.suite:
-        raise Refused(f"{path}: a baseline of suite {suite!r}, not of {results.provenance.suite!r}")
+        raise Refused(
+            f"{path}: a baseline of suite {suite!r}, not of {results.provenance.suite!r}; name a result and a baseline of one"
+        )
 
 
 def _results(name: str) -> Results:
@@ -133,7 +139,10 @@ def _results(name: str) -> Results:
     except StoreError as error:
         raise Refused(clean(str(error))) from None
     if not re.fullmatch(r"[a-z0-9-]+", results.provenance.suite):  # it becomes part of a path
-        raise Refused(f"{name}: no suite is called {clean(results.provenance.suite)!r}")
+        called = clean(results.provenance.suite)[:200]
+        raise Refused(
+            f"{name}: no suite is called {called!r}: small letters, digits and - only; it becomes a file's name"
+        )
     for problem in results.problems:
         print(f"note: {clean(problem)}", file=sys.stderr)
     return results
@@ -143,7 +152,7 @@ def _kind(path: Path) -> str:
     try:
         return str(_loaded(lambda: baseline_file.read(path)).data["baseline"])
     except FileNotFoundError:
-        raise Refused(f"{path}: there is no such file") from None
+        raise Refused(f"{path}: there is no such file; `zerobench accept RESULT` makes one") from None
 
 
 def _loaded(load: Callable[[], T]) -> T:

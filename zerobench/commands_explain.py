@@ -7,7 +7,7 @@ import sys
 from argparse import Namespace
 from pathlib import Path
 
-from zerobench.commands_info import fail, write_lines
+from zerobench.commands_info import fail, note, write_lines
 
 
 def explain(arguments: Namespace) -> int:
@@ -24,7 +24,7 @@ def explain(arguments: Namespace) -> int:
     except (StoreError, ValueError) as error:
         return fail(str(error))
     for problem in results.problems:
-        print(f"note: {problem}", file=sys.stderr)
+        note(problem)
     try:
         waterfalls = explained(case, results.records)
     except ValueError as error:
@@ -40,5 +40,5 @@ def explain(arguments: Namespace) -> int:
     except ValueError as error:
         return fail(str(error))
     except OSError as error:
-        return fail(f"{error.filename}: {error.strerror}", 3)
+        return fail(f"{error.filename}: cannot be written: {error.strerror}; name another file", 3)
     return 0

@@ -8,10 +8,11 @@ from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
+from zerobench.commands_info import note
 from zerobench.finding import Finding, Status, Verdict
 from zerobench.history import NoChangePoints, Series, judge_exact, judge_time, series_of, spark
 from zerobench.report.terminal import LOUD, finding_lines, summary_lines
-from zerobench.report.text import clean, colourful, table
+from zerobench.report.text import colourful, on_line, table
 from zerobench.store import Results, StoreError, read
 
 
@@ -45,11 +46,11 @@ def lines(count: int, series: Sequence[tuple[Series, Finding]], verdict: Verdict
         now = each.text(each.values[-1])
         rows.append(
             (
-                clean(each.run),
-                clean(each.hardware),
+                on_line(each.run),
+                on_line(each.hardware),
                 str(len(each.points)),
                 spark(each.values),
-                now,
+                on_line(now),
                 finding.status.value,
             )
         )
@@ -60,7 +61,7 @@ def lines(count: int, series: Sequence[tuple[Series, Finding]], verdict: Verdict
         if finding.status in LOUD:
             said += [*finding_lines(finding, colour), ""]
         elif finding.status is Status.PASS and finding.detail:
-            said += [clean(finding.id), *(f"  {clean(line)}" for line in finding.detail), ""]
+            said += [on_line(finding.id), *(f"  {on_line(line)}" for line in finding.detail), ""]
     return [*said, *summary_lines(verdict, colour)]
 
 
@@ -70,14 +71,14 @@ def _results(given: Sequence[str]) -> Iterator[Results]:
         path = Path(name)
         files = sorted(path.glob("*.jsonl")) if path.is_dir() else [path]
         if not files:
-            raise Refused(f"{path}: no results (*.jsonl) in it")
+            raise Refused(f"{path}: no results (*.jsonl) in it; name a folder that `zerobench run` wrote to")
         for file in files:
             try:
                 result = read(file)
             except StoreError as error:
                 raise Refused(str(error)) from None
             for problem in result.problems:
-                print(f"note: {problem}", file=sys.stderr)
+                note(problem)
             yield result
 
 

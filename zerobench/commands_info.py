@@ -13,10 +13,25 @@ if TYPE_CHECKING:
 
 
 def fail(text: str, code: int = 2) -> int:
+    from zerobench.report.text import below
+
+    print(f"zerobench: {below(text, 2)}", file=sys.stderr)
+    return code
+
+
+def note(text: str) -> None:
+    """A word on standard error that changes no exit code."""
+    from zerobench.report.text import on_line
+
+    print(f"note: {on_line(text)}", file=sys.stderr)
+
+
+def refuse(error: Exception) -> int:
+    """Exit code 2, for a file of which every line of the error says what is wrong and where."""
     from zerobench.report.text import clean
 
-    print(f"zerobench: {clean(text)}", file=sys.stderr)
-    return code
+    print(clean(str(error)), file=sys.stderr)
+    return 2
 
 
 def known() -> Known:
@@ -78,8 +93,7 @@ def validate(arguments: Namespace) -> int:
         try:
             suite = load(find(name), known())
         except BadFile as error:
-            print(error, file=sys.stderr)
-            code = 2
+            code = refuse(error)
         except (LookupError, OSError) as error:
             code = fail(str(error.args[0] if isinstance(error, LookupError) else error))
         else:
@@ -126,7 +140,7 @@ def predict(arguments: Namespace) -> int:
         try:
             write_lines(arguments.json, [json.dumps(line) for line in json_lines(found, question)])
         except OSError as error:
-            return fail(f"--json {arguments.json}: {error.strerror}", 3)
+            return fail(f"--json {arguments.json}: cannot be written: {error.strerror}; name another file", 3)
     return 0
 
 

@@ -32,5 +32,5 @@ def write(arguments: Namespace, results: Results, cases: Sequence[Case], verdict
 
             write_lines(arguments.markdown, run_lines(verdict, cases, results.records, about, source))
     except OSError as error:
-        return fail(f"{error.filename}: {error.strerror}", 3)
+        return fail(f"{error.filename}: cannot be written: {error.strerror}; name another file", 3)
     return 0

@@ -17,6 +17,7 @@ a rough figure.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from fractions import Fraction
@@ -65,10 +66,13 @@ def bus_factor(kind: Collective, n: int) -> Fraction:
 
 def bus_bandwidth(calls: Iterable[Call], seconds: float) -> dict[Collective, float]:
     """Bytes a second by kind, of one rank's calls in `seconds`; kinds that send nothing are left out."""
-    nbytes: dict[Collective, Fraction] = {}
+    given: Counter[tuple[Collective, int]] = Counter()
     for call in calls:
-        if crossed := call.nbytes * bus_factor(call.kind, len(call.group)):
-            nbytes[call.kind] = nbytes.get(call.kind, Fraction(0)) + crossed
+        given[call.kind, len(call.group)] += call.nbytes
+    nbytes: dict[Collective, Fraction] = {}
+    for (kind, size), total in given.items():
+        if crossed := total * bus_factor(kind, size):
+            nbytes[kind] = nbytes.get(kind, Fraction(0)) + crossed
     return {kind: float(total) / _positive(seconds) for kind, total in nbytes.items()}
 
 

@@ -35,7 +35,7 @@ class Level(Enum):
     INFO = "INFO"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Finding:
     """claim: does it do what it claims? paper: what the paper's stage does? status: the one that counts here.
 

@@ -6,10 +6,11 @@ A check is skipped with a reason, never left out: what is missing from this file
 from __future__ import annotations
 
 import traceback
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from zerobench.case import Case, Run
 from zerobench.checks.catalogue import ALWAYS, CHECKS
@@ -35,21 +36,24 @@ def _chosen(wanted: frozenset[str]) -> tuple[Check, ...]:
 def plan(cases: Iterable[Case], checks: Iterable[str]) -> dict[str, Run]:
     """The runs that these checks need of these cases, by id, each once, in the order in which they are best done."""
     runs: dict[str, Run] = {}
-    rows = chosen(checks)
+    wanted = frozenset(checks)
     for case in cases:
-        for scenario in dict.fromkeys(s for check in rows for s in _scenarios(case, check)):
+        for scenario in _planned(wanted, case.simulated):
             run = case.run(scenario)
-            runs.setdefault(run.id, run)
-        if all(not _scenarios(case, check) for check in rows):
-            run = case.run("plain")
             runs.setdefault(run.id, run)
     return runs
 
 
-def _scenarios(case: Case, check: Check) -> tuple[str, ...]:
+@cache
+def _planned(wanted: frozenset[str], simulated: bool) -> tuple[str, ...]:
+    """The scenarios that these checks, and the one that is always judged, read of a case."""
+    return tuple(dict.fromkeys(s for check in _chosen(wanted) for s in _scenarios(simulated, check))) or ("plain",)
+
+
+def _scenarios(simulated: bool, check: Check) -> tuple[str, ...]:
     """The runs that a check reads of a case: of a simulated one those that need no values."""
     names = (*check.scenarios, *check.also)
-    if not case.simulated:
+    if not simulated:
         return names
     return tuple(s for s in names if SCENARIOS[s].simulable) if check.simulated else ()
 
@@ -65,13 +69,15 @@ def judge(
     strict: bool = False,
 ) -> Verdict:
     """Every finding of `checks` on `cases`. by: which verdict counts, "paper" or "claim"."""
-    rows, ids = chosen(checks), list(checks)
-    findings = [
-        judge_case(suite, case, check, records, ids, by=by, excuses=excuses)
-        for case in cases
-        for check in rows
-        if check.over == "case"
-    ]
+    rows, ids = chosen(checks), frozenset(checks)
+    findings = []
+    for case in cases:
+        named: dict[str, str] = {}
+        findings += [
+            judge_case(suite, case, check, records, ids, by=by, excuses=excuses, named=named)
+            for check in rows
+            if check.over == "case"
+        ]
     families: dict[str, list[Case]] = {}
     for case in cases:
         families.setdefault(case.family, []).append(case)
@@ -93,25 +99,32 @@ def judge_case(
     *,
     by: str,
     excuses: Sequence[Excuse] = (),
+    named: dict[str, str] | None = None,
 ) -> Finding:
-    """One check on one case."""
-    runs = {s: case.run(s).id for s in _scenarios(case, check)}
+    """One check on one case. named: the ids of the case's runs by scenario, as far as an earlier check has asked for them;
+    those that this one asks for are added."""
+    named = {} if named is None else named
+    scenarios = _scenarios(case.simulated, check)
     if not check.scenarios:  # what speaks of every run of the case
-        runs = {run.scenario: run.id for run in plan([case], checks).values()}
-    found = {scenario: records[id] for scenario, id in runs.items() if id in records}
-    blank = Finding(suite, case.id, check.id, Status.SKIP, check.requirement, relation=check.kind, level=check.level)
+        scenarios = _planned(frozenset(checks), case.simulated)
+    for scenario in scenarios:
+        if scenario not in named:
+            named[scenario] = case.run(scenario).id
+    say = _speaker(suite, case.id, check)
     if case.simulated and not check.simulated:
-        return replace(blank, actual=NOT_SIMULATED)
-    absent = [id for id in runs.values() if id not in records]
+        return say(actual=NOT_SIMULATED)
+    absent = [named[s] for s in scenarios if named[s] not in records]
     if absent:
-        return replace(blank, status=Status.ERROR, actual=f"{NOT_RUN}{', '.join(absent)}")
-    found = {s: r for s, r in found.items() if s not in check.also or r.status != "skip"}
+        return say(status=Status.ERROR, actual=f"{NOT_RUN}{', '.join(absent)}")
+    found = {s: records[named[s]] for s in scenarios}
+    if check.also:
+        found = {s: r for s, r in found.items() if s not in check.also or r.status != "skip"}
     if check.scenarios and (obstacle := _obstacle(found.values())):
-        return replace(blank, status=obstacle[0], actual=obstacle[1])
+        return say(status=obstacle[0], actual=obstacle[1])
     if not check.scenarios and all(r.status == "skip" for r in found.values()):
-        return replace(blank, actual=next(iter(found.values())).reason)
+        return say(actual=next(iter(found.values())).reason)
     view = View(case, found, record=found[check.scenarios[0]] if check.scenarios else None)
-    return _excused(_say(blank, check, view, by), [case], excuses)
+    return _excused(_say(say, check, view, by), [case], excuses)
 
 
 def _judge_family(
@@ -124,21 +137,28 @@ def _judge_family(
     excuses: Sequence[Excuse],
 ) -> Finding:
     case = members[-1]
-    blank = Finding(
-        suite, case.family, check.id, Status.SKIP, check.requirement, relation=check.kind, level=check.level
-    )
+    say = _speaker(suite, case.family, check)
     if case.simulated and not check.simulated:
-        return replace(blank, actual=NOT_SIMULATED)
+        return say(actual=NOT_SIMULATED)
     ids = [member.run(check.scenarios[0]).id for member in members]
     absent = [id for id in ids if id not in records]
     if absent:
-        return replace(blank, status=Status.ERROR, actual=f"{NOT_RUN}{', '.join(absent)}")
+        return say(status=Status.ERROR, actual=f"{NOT_RUN}{', '.join(absent)}")
     usable = [records[id] for id in ids if records[id].status == "ok"]
     if not usable:
         status, reason = _obstacle(records[id] for id in ids) or (Status.SKIP, "no run")
-        return replace(blank, status=status, actual=reason)
+        return say(status=status, actual=reason)
     view = View(case, {check.scenarios[0]: usable[-1]}, family=tuple(usable), record=usable[-1])
-    return _excused(_say(blank, check, view, by), members, excuses)
+    return _excused(_say(say, check, view, by), members, excuses)
+
+
+def _speaker(suite: str, case: str, check: Check) -> Callable[..., Finding]:
+    """Makes findings of `check` on `case`; a skip, where no status is given."""
+
+    def say(status: Status = Status.SKIP, **more: Any) -> Finding:
+        return Finding(suite, case, check.id, status, check.requirement, relation=check.kind, level=check.level, **more)
+
+    return say
 
 
 def _obstacle(records: Iterable[Record]) -> tuple[Status, str] | None:
@@ -153,25 +173,22 @@ def _obstacle(records: Iterable[Record]) -> tuple[Status, str] | None:
     return None
 
 
-def _say(blank: Finding, check: Check, view: View, by: str) -> Finding:
+def _say(say: Callable[..., Finding], check: Check, view: View, by: str) -> Finding:
     if check.simulated == "world" and (few := _few(view.records.values())):
-        return replace(blank, actual=few)
+        return say(actual=few)
     try:
         word: Judgement = check.judge(view)
     except NotApplicable as reason:
-        return replace(blank, actual=str(reason))
+        return say(actual=str(reason))
     except Unreliable as reason:
-        return replace(blank, status=Status.INVALID, actual=str(reason))
+        return say(status=Status.INVALID, actual=str(reason))
     except Exception as fault:
         where = traceback.extract_tb(fault.__traceback__)[-1]
         at = f"{Path(where.filename).name}:{where.lineno}"
-        return replace(
-            blank, status=Status.ERROR, actual=f"zerobench's own fault, at {at}: {type(fault).__name__}: {fault}"
-        )
+        return say(status=Status.ERROR, actual=f"zerobench's own fault, at {at}: {type(fault).__name__}: {fault}")
     faked = tuple(dict.fromkeys(what for r in (*view.records.values(), *view.family) for what in r.faked))
     provisional = f"; provisional, {len(faked)} value{'s' if len(faked) > 1 else ''} made up" if faked else ""
-    return replace(
-        blank,
+    return say(
         status=word.claim if by == "claim" else word.paper,
         claim=word.claim,
         paper=word.paper,

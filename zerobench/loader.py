@@ -17,9 +17,15 @@ from typing import Any
 
 import yaml
 
+from zerobench.files import bounded
+
 MAX_NBYTES = 1_000_000
 MAX_NODES = 20_000  # after aliases are expanded
 MAX_DEPTH = 30
+SHOWN = 50
+"""Problems that are told one by one."""
+LONGEST_WORD = 200
+"""Characters of a word for which a near one is looked for: what that takes grows with the square."""
 
 Loc = tuple[str | int, ...]
 """Where a value is: the keys and list positions that lead to it, ("xfail", 0, "check")."""
@@ -36,16 +42,20 @@ class Problem:
 
     def text(self, file: str) -> str:
         place = f"{file}:{self.line}:{self.col}" if self.line else file
-        return ": ".join(part for part in (place, self.path, self.what) if part)
+        said = ": ".join(part for part in (place, _short(self.path, 200), _short(self.what, 1000)) if part)
+        return said.replace("\n", "\\n")
 
 
 class BadFile(Exception):
-    """A file that cannot be used. `problems` has all that is wrong with it, in the order of the file."""
+    """A file that cannot be used. `problems` has all that is wrong with it, in the order of the file; the text has the
+    first `SHOWN` of them, so that what a stranger made wrong a thousand times can still be read."""
 
     def __init__(self, problems: Iterable[Problem], file: str) -> None:
         self.problems = tuple(sorted(problems, key=lambda p: (p.line, p.col)))
         self.file = file
-        super().__init__("\n".join(p.text(file) for p in self.problems))
+        more = len(self.problems) - SHOWN
+        lines = [p.text(file) for p in self.problems[:SHOWN]]
+        super().__init__("\n".join([*lines, f"{file}: and {more:,} more problems"] if more > 0 else lines))
 
 
 @dataclass(frozen=True)
@@ -68,10 +78,11 @@ def read(path: str | Path) -> Document:
     """The document in a file. Raises BadFile, also where there is no such file."""
     file = str(path)
     try:
-        with open(path, "rb") as stream:
-            raw = stream.read(MAX_NBYTES + 1)
-    except OSError as error:
-        raise BadFile([Problem(0, 0, "", error.strerror or str(error))], file) from None
+        raw = bounded(path, MAX_NBYTES)
+    except (OSError, ValueError) as error:  # ValueError: a name with a zero byte
+        raise BadFile(
+            [Problem(0, 0, "", f"cannot be read: {getattr(error, 'strerror', None) or error}")], file
+        ) from None
     return parse(raw, file)
 
 
@@ -92,7 +103,7 @@ def parse(raw: bytes | str, file: str = "<text>") -> Document:
     except (ValueError, OverflowError) as error:  # PyYAML lets these through, for an escape such as "\\UFFFFFFFF"
         raise BadFile([Problem(0, 0, "", f"not YAML: {error}")], file) from None
     if node is None:
-        raise BadFile([Problem(0, 0, "", "the file is empty")], file)
+        raise BadFile([Problem(0, 0, "", "the file is empty; `zerobench schema` says what stands in a suite")], file)
     walk = _Walk()
     data = walk.value(node, ())
     if walk.problems:
@@ -102,15 +113,23 @@ def parse(raw: bytes | str, file: str = "<text>") -> Document:
 
 def did_you_mean(word: object, known: Iterable[str]) -> str:
     """ " (did you mean 'x'?)" for the nearest of `known`, or nothing where none is near."""
-    near = difflib.get_close_matches(str(word).lower(), sorted(known), n=1, cutoff=0.6)
+    if len(text := str(word).lower()) > LONGEST_WORD:
+        return ""
+    near = difflib.get_close_matches(
+        text, [name for name in sorted(known) if len(name) <= LONGEST_WORD], n=1, cutoff=0.6
+    )
     return f" (did you mean {near[0]!r}?)" if near else ""
+
+
+def _short(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[: most - 60]} ... ({len(text):,} characters) ... {text[-20:]}"
 
 
 def _decoded(raw: bytes | str, file: str) -> str:
     if isinstance(raw, str):
         raw = raw.encode("utf-8", "surrogatepass")
     if len(raw) > MAX_NBYTES:
-        raise BadFile([Problem(0, 0, "", f"larger than {MAX_NBYTES:,} bytes")], file)
+        raise BadFile([Problem(0, 0, "", f"larger than {MAX_NBYTES:,} bytes: is this the right file?")], file)
     try:
         return raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:

@@ -56,8 +56,10 @@ def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Col
 
 def _is_suite(path: Path) -> bool:
     """Whether the top keys are a suite's, as text: a file that is broken further down is still ours to complain of."""
+    from zerobench.files import opened
+
     try:
-        with path.open("rb") as file:
+        with opened(path) as file:
             head = file.read(SNIFFED_NBYTES)
     except OSError:
         return False

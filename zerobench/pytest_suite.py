@@ -26,6 +26,7 @@ from zerobench.loader import BadFile, read
 from zerobench.pytest_plugin import SESSION
 from zerobench.pytest_session import Bench, baseline_of, counts
 from zerobench.report.terminal import finding_lines
+from zerobench.report.text import clean
 from zerobench.suite import load
 
 TIMED = "time.step"
@@ -76,7 +77,7 @@ class SuiteFile(pytest.File):
             cases = tuple(replace(case, reference=absolute(case.reference)) for case in suite.cases())
             baseline = baseline_of(self.config.getoption("--zb-baseline"), suite.suite)
         except (BadFile, BaselineError, ValueError) as error:
-            raise self.CollectError(str(error)) from None
+            raise self.CollectError(clean(str(error))) from None
         except FileNotFoundError as error:
             raise self.CollectError(
                 f"{error.filename}: no such baseline; make it: zerobench accept RESULT --bytes"

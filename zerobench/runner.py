@@ -131,7 +131,10 @@ def _stored(path: Path, suite: str, runs: Mapping[str, Run]) -> dict[str, Record
     if found is None:
         return {}
     if found.provenance.suite != suite:
-        raise ValueError(f"--resume {path}: it has results of {found.provenance.suite!r}, not of {suite!r}")
+        raise ValueError(
+            f"--resume {path}: it has results of {found.provenance.suite!r}, not of {suite!r}; name that suite, or leave "
+            "out --resume"
+        )
     done = found.records.items()
     return {id: r for id, r in done if id in runs and r.run == runs[id] and r.status in ("ok", "skip")}
 

@@ -144,7 +144,9 @@ def _stored(path: Path, runs: Mapping[str, tuple[Run, float]], about: Provenance
     """What an interrupted self-test has of these runs. Raises StoreError for what is none, or one of other code."""
     found = read(path)
     if found.provenance.suite != "selftest":
-        raise StoreError(f"{path}: results of {found.provenance.suite!r}, not of a self-test")
+        raise StoreError(
+            f"{path}: results of {found.provenance.suite!r}, not of a self-test; name one of those, or leave out --resume"
+        )
     if found.provenance.commit != about.commit:
         raise StoreError(
             f"{path}: made by commit {found.provenance.commit}, this is {about.commit}: a self-test speaks of one"

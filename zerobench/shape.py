@@ -88,6 +88,10 @@ class Exclude(Strict):
     precision: Picked[Precision] = ()
     A: Picked[MicroBatches] = ()
 
+    def picks(self) -> dict[str, tuple[Any, ...]]:
+        """The values that it names, by axis."""
+        return {axis: values for axis in AXES if (values := getattr(self, axis))}
+
     def matches(self, case: Case) -> bool:
         """Whether it is about `case`. An implementation is meant by its name or by its reference."""
         of: dict[str, tuple[Any, ...]] = {

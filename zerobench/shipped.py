@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
 from pathlib import Path
 
@@ -22,7 +24,13 @@ def find(name_or_path: str) -> Path:
         for home in _HOMES:
             if (file := home / f"{name_or_path}.yaml").is_file():
                 return file
-    if (path := Path(name_or_path)).is_file():
-        return path
+    path = Path(name_or_path)
+    with contextlib.suppress(OSError, ValueError):  # a name too long, or with a zero byte: no file has it
+        if path.is_file():
+            return path
+        if os.path.lexists(path):
+            raise LookupError(
+                f"{path}: not a file, but a folder, a pipe, a device or a link to nowhere; name a suite's file"
+            )
     hint = did_you_mean(name_or_path, names())
-    raise LookupError(f"no suite {name_or_path!r}{hint}; shipped: {', '.join(names()) or 'none'}")
+    raise LookupError(f"no suite {name_or_path[:200]!r}{hint}; shipped: {', '.join(names()) or 'none'}")

@@ -15,20 +15,25 @@ import os
 import re
 import statistics
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
-from zerobench.record import Provenance, Record
+from zerobench.files import json_line, opened
+from zerobench.lines import Reader
+from zerobench.plausible import implausible
+from zerobench.record import UPGRADE, Provenance, Record
 from zerobench.terms import MODEL_STATES, Moment
 
 if TYPE_CHECKING:
     import pandas as pd
 
 MAX_NBYTES = 4 << 30  # of a results file; a larger one is something else
+MAX_LINE_NBYTES = 64 << 20  # some 2,000 ranks, watched in full; reading may take thirty times as much memory
+OTHER = "name a file that `zerobench run` wrote, whole and unchanged"
 _HEAD = b'{"provenance":'  # how a results file begins
 
 
@@ -91,7 +96,9 @@ class Writer:
             _lock(self._fd)
             head = os.pread(self._fd, len(_HEAD), 0)
             if head and not _HEAD.startswith(head):
-                raise OSError(errno.EINVAL, "not a results file of zerobench")
+                raise OSError(
+                    errno.EINVAL, "not a results file of zerobench, and left as it is; name one, or leave out --resume"
+                )
             os.ftruncate(self._fd, _whole_nbytes(self.path))
             _sync_folder(self.path.parent)  # a new file's name is durable only with its folder
         except BlockingIOError as error:
@@ -103,8 +110,8 @@ class Writer:
             self._let_go()
             raise StoreError(f"{self.path}: {error.strerror}") from error
 
-    def write(self, item: Provenance | Record) -> None:
-        """Append one line; it is on disk when this returns. After a failure the file is as it was before."""
+    def write(self, item: Provenance | Record) -> bytes:
+        """Append one line and return it; it is on disk when this returns. After a failure the file is as it was before."""
         line = json.dumps(item.to_json(), allow_nan=False, separators=(",", ":")).encode() + b"\n"
         self._keep()
         before = os.fstat(self._fd).st_size
@@ -117,6 +124,7 @@ class Writer:
             with contextlib.suppress(OSError):
                 os.ftruncate(self._fd, before)
             raise StoreError(f"{self.path}: cannot be written: {error.strerror}{_todo(error)}") from error
+        return line
 
     def _keep(self) -> None:
         """Make the file again if it was removed: as long as it is open, nothing of it is lost."""
@@ -164,25 +172,25 @@ class Writer:
 def begun(path: Path) -> Results | None:
     """As `read`; None for a file that was cut off before its first line was whole, to which a run may still be added."""
     try:
-        with path.open("rb") as file:
+        with opened(path) as file:
             head = file.read(len(_HEAD))
             if _HEAD.startswith(head) and not _whole_nbytes(path):
                 return None
-    except OSError as error:
-        raise StoreError(f"{path}: cannot be read: {error.strerror}") from error
+    except (OSError, ValueError) as error:
+        raise StoreError(f"{path}: cannot be read: {_reason(error)}") from error
     return read(path)
 
 
 def read(path: Path) -> Results:
     """Raises StoreError for a file that is absent, not ours, of a newer schema, or damaged but at its end."""
     try:
-        nbytes = path.stat().st_size
-        if nbytes > MAX_NBYTES:
-            raise StoreError(f"{path}: {nbytes} bytes; a results file has at most {MAX_NBYTES}")
-        with path.open("rb") as lines, uncollected():
-            return _read(path, lines)
-    except OSError as error:
-        raise StoreError(f"{path}: cannot be read: {error.strerror}") from error
+        with opened(path) as file, uncollected():
+            nbytes = os.fstat(file.fileno()).st_size
+            if nbytes > MAX_NBYTES:
+                raise StoreError(f"{path}: {nbytes:,} bytes; a results file has at most {MAX_NBYTES:,}: {OTHER}")
+            return _read(path, file)
+    except (OSError, ValueError) as error:
+        raise StoreError(f"{path}: cannot be read: {_reason(error)}") from error
 
 
 @contextlib.contextmanager
@@ -195,33 +203,58 @@ def uncollected() -> Iterator[None]:
         yield
     finally:
         if enabled:
+            gc.freeze()
+            gc.unfreeze()  # what was made is old now, and the next short search leaves it out
             gc.enable()
 
 
-def _read(path: Path, lines: Iterable[bytes]) -> Results:
+@contextlib.contextmanager
+def settled() -> Iterator[None]:
+    """What is there now is left out of every search for cycles until the end: for the results that a command has read, and
+    keeps for as long as it judges and writes."""
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+
+
+def _read(path: Path, file: BinaryIO) -> Results:
     problems = []
     provenances: dict[str, Provenance] = {}
     records: dict[str, Record] = {}
     launches: dict[str, list[Record]] = {}
-    for number, line in enumerate(lines, 1):
+    reader = Reader()
+    for number, line in enumerate(iter(lambda: file.readline(MAX_LINE_NBYTES + 1), b""), 1):
+        if len(line) > MAX_LINE_NBYTES:
+            raise StoreError(f"{path}:{number}: a line of more than {MAX_LINE_NBYTES:,} bytes: {OTHER}")
         if not line.endswith(b"\n"):
             problems.append(f"{path}:{number}: the last line is cut off after {len(line)} bytes, and was left out")
             break
         try:
-            _take(line, provenances, records, launches)
-        except (ValueError, TypeError, KeyError) as error:
-            raise StoreError(f"{path}:{number}: {error}") from error
+            _take(reader, line, provenances, records, launches)
+        except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
+            todo = "" if str(error).endswith(UPGRADE) else f"; {OTHER}"
+            raise StoreError(f"{path}:{number}: {error}{todo}") from error
     if not provenances:
-        raise StoreError(f"{path}: no zerobench results in it")
+        raise StoreError(f"{path}: no zerobench results in it: {OTHER}")
     return Results(path, next(reversed(provenances.values())), provenances, records, tuple(problems), launches)
 
 
 def _take(
-    line: bytes, provenances: dict[str, Provenance], records: dict[str, Record], launches: dict[str, list[Record]]
+    reader: Reader,
+    line: bytes,
+    provenances: dict[str, Provenance],
+    records: dict[str, Record],
+    launches: dict[str, list[Record]],
 ) -> None:
-    data = _JSON.decode(line.decode())
-    if isinstance(data, dict) and "record" in data:
+    record, known = reader.record(line), not reader.new
+    data = None if record else json_line(line)
+    if record is None and isinstance(data, dict) and "record" in data:
         record = Record.from_json(data)
+    if record is not None:
+        if wrong := implausible(record, known=known):
+            raise ValueError(wrong)
         if not provenances:
             raise ValueError("a record before any provenance")
         if record.provenance and record.provenance not in provenances:
@@ -232,6 +265,8 @@ def _take(
             launches.setdefault(id, []).append(record)
     elif isinstance(data, dict) and "provenance" in data:
         provenance = Provenance.from_json(data)
+        if wrong := implausible(provenance):
+            raise ValueError(wrong)
         provenances.pop(provenance.id, None)
         provenances[provenance.id] = provenance
     else:
@@ -328,11 +363,9 @@ def _sync_folder(folder: Path) -> None:
         os.close(fd)
 
 
-def _refuse_constant(word: str) -> None:
-    raise ValueError(f"{word} is not JSON")
-
-
-_JSON = json.JSONDecoder(parse_constant=_refuse_constant)
+def _reason(error: OSError | ValueError) -> str:
+    """ValueError: a name with a zero byte in it."""
+    return getattr(error, "strerror", None) or str(error)
 
 
 def _safe(text: str) -> str:

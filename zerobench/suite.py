@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BaseModel, Field, PrivateAttr, TypeAdapter, ValidationError
 
 from zerobench.case import Case
-from zerobench.coherence import AXES, MAX_CASES, Known, implementation_name, mistakes, same_names
+from zerobench.coherence import AXES, MAX_CASES, Known, cells, implementation_name, mistakes, same_names
 from zerobench.loader import BadFile, Document, Loc, Problem, did_you_mean, read
 from zerobench.shape import (
     MAX_WORLD_SIZE,
@@ -112,12 +112,12 @@ class Suite(Strict):
         numel = 1
         for axis, values in axes.items():
             if not values:
-                raise ValueError(f"no value is left for {axis}")
+                raise ValueError(f"no value is left for {axis}: give at least one")
             numel *= len(values)
         if numel > MAX_CASES:
-            raise ValueError(f"{numel:,} cases; at most {MAX_CASES:,}")
-        cells = (self._case(*values) for values in itertools.product(*axes.values()))
-        cases = tuple(case for case in cells if not any(e.matches(case) for e in self.exclude))
+            raise ValueError(f"{numel:,} cases; at most {MAX_CASES:,}: split the suite, or name fewer values")
+        excluded = {cell for entry in dict.fromkeys(self.exclude) for cell in cells(axes, entry.picks())}
+        cases = tuple(self._case(*cell) for cell in itertools.product(*axes.values()) if cell not in excluded)
         if select is None:
             return cases
         kept = select_ids(select, (f"{self.suite}::{case.id}::{check}" for case in cases for check in self.checks))

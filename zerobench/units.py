@@ -19,6 +19,9 @@ _NBYTES_UNITS = (
 _COUNT_UNITS = {"": 1, "k": 10**3, "K": 10**3, "M": 10**6, "B": 10**9, "G": 10**9, "T": 10**12}
 _SECONDS_UNITS = {"s": Fraction(1), "ms": Fraction(1, 10**3), "us": Fraction(1, 10**6), "ns": Fraction(1, 10**9)}
 
+_TEXT_NBYTES = tuple(f"{p}B" for p in _DECIMAL)
+_TEXT_SECONDS = tuple(reversed(_SECONDS_UNITS))
+
 _SPACES = " \u00a0\u2009\u202f_"  # plain, no-break, thin, narrow no-break; and Python's own separator
 _GROUPED = re.compile(rf"[0-9]{{1,3}}(?:[{_SPACES}][0-9]{{3}})+(?![0-9])")
 _QUANTITY = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE]([+-]?[0-9]{1,2}))?\s*([A-Za-z]*)")
@@ -26,12 +29,12 @@ _QUANTITY = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE]([+-]?[0-9]{1,2}))
 
 def nbytes_text(nbytes: int | Fraction) -> str:
     """Decimal units: 31 406 250 000 is "31.4 GB", 49 920 is "49.9 kB", 512 is "512 B"."""
-    return _scaled(Fraction(nbytes), [(Fraction(1000**i), f"{p}B") for i, p in enumerate(_DECIMAL)])
+    return _scaled(nbytes, _TEXT_NBYTES, 0)
 
 
 def seconds_text(seconds: float | Fraction) -> str:
     """0.0012 is "1.2 ms". Below a nanosecond digits are kept, above a thousand seconds they are not grouped."""
-    return _scaled(Fraction(seconds), [(scale, unit) for unit, scale in reversed(_SECONDS_UNITS.items())])
+    return _scaled(seconds, _TEXT_SECONDS, -3)
 
 
 def count_text(count: int, space: str = " ") -> str:
@@ -69,30 +72,44 @@ def parse_seconds(text: str) -> Fraction:
     return number * _SECONDS_UNITS[unit]
 
 
-def significant_text(value: Fraction, digits: int = 3) -> str:
+def significant_text(value: Fraction | int, digits: int = 3) -> str:
     """`value` rounded half to even to `digits` significant digits, without exponent or trailing zeros."""
-    if not value:
-        return "0"
-    places = digits - 1 - _exponent(abs(value))
-    rounded = round(value, places)  # exact: Fraction's round is half to even, and may carry into one digit more
-    whole, rest = divmod(abs(rounded), 1)
-    tail = f"{int(rest * 10**places):0{places}d}".rstrip("0") if places > 0 else ""
-    return f"{'-' if rounded < 0 else ''}{int(whole)}{'.' if tail else ''}{tail}"
+    mantissa, exponent = _rounded(value, digits)
+    return _plain(mantissa, exponent, digits, value < 0)
 
 
-def _exponent(value: Fraction) -> int:
-    """floor(log10(value)) of a positive value, exact."""
-    guess = len(str(value.numerator)) - len(str(value.denominator))
-    return guess if value >= Fraction(10) ** guess else guess - 1
+def _rounded(value: Fraction | float, digits: int) -> tuple[int, int]:
+    """(m, e): |value| rounded half to even is m times 10 ** (e + 1 - digits), m of `digits` digits; 0 is (0, 0). Exact,
+    in whole numbers: a report has a hundred thousand of these."""
+    over, under = value.as_integer_ratio()
+    over = abs(over)
+    if not over:
+        return 0, 0
+    exponent = len(str(over)) - len(str(under))
+    if over < under * 10**exponent if exponent >= 0 else over * 10**-exponent < under:
+        exponent -= 1
+    places = digits - 1 - exponent
+    over, under = (over * 10**places, under) if places >= 0 else (over, under * 10**-places)
+    mantissa, rest = divmod(over, under)
+    if 2 * rest > under or (2 * rest == under and mantissa % 2):
+        mantissa += 1
+    return (mantissa // 10, exponent + 1) if mantissa == 10**digits else (mantissa, exponent)
 
 
-def _scaled(value: Fraction, units: list[tuple[Fraction, str]]) -> str:
-    """`value` in the largest of `units` (ascending) in which it rounds to at least 1."""
-    for scale, unit in reversed(units):
-        # 999 960 bytes round to "1 MB", not to "1000 kB": compare what would be printed
-        if round(abs(value) / scale, 2 - _exponent(abs(value) / scale)) >= 1 if value else scale == 1:
-            return f"{significant_text(value / scale)} {unit}"
-    return f"{significant_text(value / units[0][0])} {units[0][1]}"
+def _plain(mantissa: int, exponent: int, digits: int, negative: bool) -> str:
+    places = digits - 1 - exponent
+    whole, rest = divmod(mantissa, 10**places) if places > 0 else (mantissa * 10**-places, 0)
+    tail = f"{rest:0{places}d}".rstrip("0") if rest else ""
+    return f"{'-' if negative and mantissa else ''}{whole}{'.' if tail else ''}{tail}"
+
+
+def _scaled(value: Fraction | float, units: tuple[str, ...], first: int, digits: int = 3) -> str:
+    """`value` in the largest of `units` in which it rounds to at least 1, else in the smallest. units: each a thousand of
+    the one before; the first is 1000 ** first."""
+    # 999 960 bytes round to "1 MB", not to "1000 kB": the exponent is that of what is printed
+    mantissa, exponent = _rounded(value, digits)
+    power = min(max(exponent // 3, first), first + len(units) - 1)
+    return f"{_plain(mantissa, exponent - 3 * power, digits, value < 0)} {units[power - first]}"
 
 
 def _quantity(text: str, wanted: str) -> tuple[Fraction, str]:

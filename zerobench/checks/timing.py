@@ -12,7 +12,7 @@ from zerobench.units import count_text, nbytes_text, seconds_text
 
 def slowest(times: list[tuple[float, ...]]) -> list[float]:
     """Per step the slowest rank's seconds: a step ends when the last rank ends."""
-    return [max(each) for each in zip(*times, strict=True)]
+    return [max(each) for each in zip(*times, strict=True)] if len(times) > 1 else [t for each in times for t in each]
 
 
 def step_time(view: View) -> Judgement:

@@ -42,7 +42,7 @@ def sent(calls: Iterable[Call], n: int) -> Fraction:
     numel: Counter[tuple[Collective, int]] = Counter()
     for call in calls:
         numel[call.kind, len(call.group)] += call.numel
-    passed = (v * kind.wire_factor(size) for (kind, size), v in numel.items() if size > 1)
+    passed = (v * kind.wire_factor(size) for (kind, size), v in numel.items())
     return sum(passed, Fraction(0)) / Fraction(n - 1, n)
 
 

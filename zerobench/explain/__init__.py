@@ -48,7 +48,7 @@ def explain(case: Case, records: Mapping[str, Record]) -> tuple[Waterfall, ...]:
             view = View(case, usable, record=next(iter(usable.values())))
             found += [waterfall for kind in kinds if (waterfall := kind(view)) is not None]
     if not found:
-        raise ValueError(f"{case.id}: no run that can be explained ({'; '.join(reasons)})")
+        raise ValueError(f"{case.id}: no run that can be explained ({'; '.join(reasons)}); `conform` makes them all")
     return tuple(found)
 
 

@@ -34,4 +34,4 @@ def find_case(word: str, cases: dict[str, Case]) -> Case:
 
 def _listed(ids: list[str]) -> str:
     more = f" and {len(ids) - LISTED} more" if len(ids) > LISTED else ""
-    return ", ".join(ids[:LISTED]) + more
+    return ", ".join(repr(id)[1:-1] for id in ids[:LISTED]) + more

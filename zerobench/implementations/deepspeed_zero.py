@@ -178,6 +178,7 @@ class DeepSpeedEngine:
         self.engine.save_checkpoint(str(path))
 
     def load(self, path: Path) -> None:
+        # A pickle, and the library has no other way: this run's own save wrote it, and no other is ever read.
         self.engine.load_checkpoint(str(path))
         if self.stage in (1, 2):  # else safe_get_full_optimizer_state raises until the next step
             self.zero._lazy_init_hp_params_optimizer_state()

@@ -116,6 +116,7 @@ class ShardedEngine(ABC):
     def load(self, path: Path) -> None:
         options = self.state_dict_options
         model, optimizer = get_state_dict(self.model, self.optimizer, options=options)
+        # Its tensors load by weights only, its index is a pickle: this run's own save wrote it, and no other is ever read.
         dcp.load({"model": model, "optimizer": optimizer}, checkpoint_id=path)  # type: ignore[attr-defined]
         set_state_dict(self.model, self.optimizer, model_state_dict=model, optim_state_dict=optimizer, options=options)
 

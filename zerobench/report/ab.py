@@ -6,12 +6,15 @@ from collections.abc import Sequence
 
 from zerobench.finding import Finding, Verdict
 from zerobench.report.terminal import LOUD, finding_lines, summary_lines
-from zerobench.report.text import clean, table
+from zerobench.report.text import on_line, table
 
 
 def ab_lines(findings: Sequence[Finding], colour: bool) -> list[str]:
     rows = [("cell", "head beside base", "on", "verdict")]
-    rows += [(clean(f.case), clean(f.actual), " ".join(f.detail), f"{f.check} {f.status.value}") for f in findings]
+    rows += [
+        (on_line(f.case), on_line(f.actual), on_line(" ".join(f.detail)), f"{f.check} {f.status.value}")
+        for f in findings
+    ]
     lines = ["", *table(rows)]
     for finding in findings:
         if finding.status in LOUD:

@@ -164,11 +164,14 @@ def draw_times(rows: Sequence[StepTime]) -> Callable[[Axes], None]:
     """A dot a case at its median, a line over its interval."""
 
     def draw(axes: Axes) -> None:
-        for i, row in enumerate(reversed(rows)):
-            if row.low_s is not None and row.high_s is not None:
-                axes.plot([row.low_s * 1e3, row.high_s * 1e3], [i, i], color=C1, linewidth=2.4, solid_capstyle="butt")
-            axes.plot([row.median_s * 1e3], [i], marker="o", color=C2, markeredgecolor=INK, markersize=5, linestyle="")
-        names = [label(f"{r.case.implementation}, n = {r.case.world_size}", 26) for r in reversed(rows)]
+        rising = rows[::-1]
+        known = [(i, r.low_s, r.high_s) for i, r in enumerate(rising) if r.low_s is not None and r.high_s is not None]
+        spans = [(i, low * 1e3, high * 1e3) for i, low, high in known]
+        if spans:
+            axes.hlines(*zip(*spans, strict=True), color=C1, linewidth=2.4, capstyle="butt")  # type: ignore[arg-type]
+        medians = [r.median_s * 1e3 for r in rising]
+        axes.plot(medians, range(len(rows)), marker="o", color=C2, markeredgecolor=INK, markersize=5, linestyle="")
+        names = [label(f"{r.case.implementation}, n = {r.case.world_size}", 26) for r in rising]
         axes.set_yticks(range(len(rows)), names)
         axes.set_ylim(-0.6, len(rows) - 0.4)
         axes.set_xlim(left=0)

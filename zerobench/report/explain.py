@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from zerobench.explain.waterfall import Kind, Row, Waterfall
-from zerobench.report.text import clean, paint, table
+from zerobench.report.text import on_line, paint, table
 from zerobench.units import significant_text
 
 WIDTH = 24
@@ -32,16 +32,16 @@ def _lines(waterfall: Waterfall, colour: bool) -> list[str]:
         at += row.nbytes
     rest = rows.pop()
     total = ("=", "measured", f"{waterfall.total:,}", f"{waterfall.total / waterfall.psi:.3f}", "", waterfall.what)
-    lines = table([tuple(clean(cell) for cell in row) for row in (*rows, total, rest)], right=(2, 3))
+    lines = table([tuple(on_line(cell) for cell in row) for row in (*rows, total, rest)], right=(2, 3))
     kinds = [None, *(row.kind for row in waterfall.rows[:-1]), None, Kind.UNEXPLAINED]
     painted = [
         paint(line, COLOURS[kind], colour) if kind in COLOURS else line for line, kind in zip(lines, kinds, strict=True)
     ]
     return [
-        paint(f"{clean(waterfall.run)}, {waterfall.moment}, rank {waterfall.rank}", "bold", colour),
+        paint(f"{on_line(waterfall.run)}, {waterfall.moment}, rank {waterfall.rank}", "bold", colour),
         *painted,
         f"unexplained: {share_text(waterfall)} of what was measured",
-        *(f"not told: {clean(words)}" for words in waterfall.absent),
+        *(f"not told: {on_line(words)}" for words in waterfall.absent),
     ]
 
 

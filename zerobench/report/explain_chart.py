@@ -9,6 +9,7 @@ from typing import Any
 
 from zerobench.explain.waterfall import Kind, Waterfall
 from zerobench.report.explain import share_text
+from zerobench.report.text import on_line
 from zerobench.units import nbytes_text
 
 SUFFIXES = (".svg", ".png")
@@ -37,7 +38,8 @@ def draw(waterfalls: Sequence[Waterfall], path: Path) -> None:
     except ImportError as error:
         raise NoPlot(f"a chart needs matplotlib ({error}): pip install 'zerobench[report]'") from None
     heights = [len(w.rows) + 2 for w in waterfalls]
-    with matplotlib.rc_context({"svg.hashsalt": "zerobench"}):  # the same records, the same bytes
+    # The same records make the same bytes; a name with dollar signs in it is a name and no formula.
+    with matplotlib.rc_context({"svg.hashsalt": "zerobench", "text.parse_math": False}):
         figure = figures.Figure(figsize=(11, 0.32 * sum(heights) + 0.6 * len(heights)), layout="constrained")
         panels = figure.subplots(len(waterfalls), 1, squeeze=False, height_ratios=heights)
         for panel, waterfall in zip(panels[:, 0], waterfalls, strict=True):
@@ -53,12 +55,13 @@ def _panel(panel: Any, waterfall: Waterfall) -> None:
         panel.barh(y, row.nbytes / waterfall.psi, left=at / waterfall.psi, color=COLOURS[row.kind])
         at += row.nbytes
         sign = "-" if row.nbytes < 0 else ""
-        names.append(f"{row.name}  {sign}{nbytes_text(abs(row.nbytes))}")
+        names.append(f"{on_line(row.name)[:80]}  {sign}{nbytes_text(abs(row.nbytes))}")
     last = len(waterfall.rows)
     panel.barh(last, waterfall.total / waterfall.psi, color=COLOURS[Kind.LAW], alpha=0.4)
     panel.set_yticks(range(last + 1), [*names, f"measured  {nbytes_text(waterfall.total)}"])
     panel.invert_yaxis()
     panel.set_xlabel("bytes a parameter (Psi)")
     panel.set_title(
-        f"{waterfall.run}, {waterfall.moment}, rank {waterfall.rank}: {share_text(waterfall)} unexplained", fontsize=10
+        f"{on_line(waterfall.run)[:120]}, {waterfall.moment}, rank {waterfall.rank}: {share_text(waterfall)} unexplained",
+        fontsize=10,
     )

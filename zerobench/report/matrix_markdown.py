@@ -74,12 +74,30 @@ def _greys(matrix: Matrix) -> list[str]:
 
 def code(text: str) -> str:
     """`text` as a code span, which has no escapes: its fence is longer than any run of backticks within."""
-    one_line = " ".join(clean(text).split())
+    one_line = " ".join(clean(text).split()) or " "
     fence = "`" * (1 + max((len(run) for run in re.findall("`+", one_line)), default=0))
     return f"{fence} {one_line} {fence}" if len(fence) > 1 else f"`{one_line}`"
 
 
 def escape(text: str) -> str:
-    """`text` as Markdown that reads as it stands, on one line, wherever it is put."""
+    """`text` as Markdown that reads as it stands, on one line, wherever it is put.
+
+    GitHub makes links of bare addresses and of names after "@", of issues after "#", and no backslash stops it: there an
+    invisible word joiner parts what would be recognised. In a run's id ("n4/bf16@plain") nothing is, and it stays as it is.
+    """
     one_line = " ".join(clean(text).split())
-    return re.sub(r"([\\`*_{}\[\]<>|#~&])", r"\\\1", one_line)
+    one_line = _LINKS.sub(lambda found: found[0] + _JOINER, one_line)
+    one_line = re.sub(r"([\\`*_{}\[\]<>|#~&$])", r"\\\1", one_line)
+    return re.sub(r"^(\d*)([-+=.)])(?=[-=]*(?:\s|$))", r"\1\\\2", one_line)  # a list's mark, a rule, an underline
+
+
+def cell(text: str) -> str:
+    """`text` as a code span in a cell of a table, or as `escape` has it where a code span cannot be: a bar ends the cell
+    there too."""
+    return escape(text) if re.search(r"[|\\`]", text) else code(text)
+
+
+_JOINER = "\u2060"
+_LINKS = re.compile(
+    r"(?<![A-Za-z0-9])@|@(?=\S*\.\w)|:(?=//)|\bwww(?=\.)|\b(?:mailto|xmpp)(?=:)|#(?=\d)|\bGH(?=-\d)", re.IGNORECASE
+)

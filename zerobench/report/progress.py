@@ -6,7 +6,7 @@ import time
 from typing import TextIO
 
 from zerobench.record import Record
-from zerobench.report.text import clean, colourful, paint
+from zerobench.report.text import colourful, on_line, paint
 
 
 class Progress:
@@ -23,17 +23,17 @@ class Progress:
         if self.live and not self.quiet:
             spent = time.monotonic() - self.began
             left = f", about {spent / self.done * (self.total - self.done):.0f} s left" if self.done >= 3 else ""
-            self._rewrite(f"[{self.done + 1}/{self.total}] {clean(run_id)}{left}")
+            self._rewrite(f"[{self.done + 1}/{self.total}] {on_line(run_id)}{left}")
 
     def end(self, record: Record) -> None:
         self.done += 1
         if self.quiet:
             return
         word = {"ok": "", "skip": "skipped", "error": "FAILED", "invalid": "INVALID"}[record.status]
-        line = f"[{self.done}/{self.total}] {clean(record.id)}  {record.wall_s:.2f} s"
+        line = f"[{self.done}/{self.total}] {on_line(record.id)}  {record.wall_s:.2f} s"
         if word:
             shade = "red" if record.status == "error" else "yellow"
-            line += f"  {paint(word, shade, self.colour)}: {clean(record.reason)[:200]}"
+            line += f"  {paint(word, shade, self.colour)}: {on_line(record.reason)[:200]}"
         if not self.live:
             print(line, file=self.stream, flush=True)
         elif word in ("FAILED", "INVALID"):

@@ -15,7 +15,7 @@ from zerobench.finding import Finding, Level, Status, Verdict
 from zerobench.record import Provenance, Record
 from zerobench.report.headline import headline, loud, skips
 from zerobench.report.matrix import Matrix, verdicts, versions
-from zerobench.report.matrix_markdown import code, escape
+from zerobench.report.matrix_markdown import cell, code, escape
 from zerobench.report.terminal import case_rows
 
 SUMMARY = "GITHUB_STEP_SUMMARY"
@@ -29,7 +29,7 @@ def run_lines(
     matrix = Matrix()
     matrix.add(about, cases, verdict.findings)
     head, *rows = case_rows(cases, records, verdict)
-    table = [_row(head), "|---" * len(head) + "|", *(_row([code(row[0]), *map(escape, row[1:])]) for row in rows)]
+    table = [_row(head), "|---" * len(head) + "|", *(_row([cell(row[0]), *map(escape, row[1:])]) for row in rows)]
     return [
         *_top(verdict, cases, "cases"),
         escape(versions(about)),

@@ -12,7 +12,7 @@ from zerobench.checks.memory import formula
 from zerobench.claims import Recipe
 from zerobench.finding import Finding, Level, Status, Verdict
 from zerobench.record import Record
-from zerobench.report.text import clean, paint, table
+from zerobench.report.text import below, on_line, paint, table
 
 COLOURS = {
     Status.PASS: "green",
@@ -25,6 +25,7 @@ COLOURS = {
     Status.MISSING: "yellow",
     Status.SKIP: "dim",
 }
+INDENT = 15  # of what stands under "expected" and "actual"
 LOUD = (Status.ERROR, Status.FAIL, Status.XPASS, Status.INVALID, Status.INCONCLUSIVE, Status.MISSING)
 
 
@@ -32,19 +33,19 @@ def finding_lines(finding: Finding, colour: bool) -> list[str]:
     """One finding in full: what is required, expected, and was seen."""
     word = paint(finding.status.value.upper(), COLOURS[finding.status], colour)
     level = "" if finding.level is Level.MUST else f" ({finding.level.value})"
-    lines = [f"{word} {clean(finding.id)}{level}", f"  requirement  {finding.requirement} (spec {finding.check})"]
+    lines = [f"{word} {on_line(finding.id)}{level}", f"  requirement  {finding.requirement} (spec {finding.check})"]
     if finding.expected:
-        lines.append(f"  expected     {clean(finding.expected)}")
-    lines.append(f"  actual       {clean(finding.actual)}")
+        lines.append(f"  expected     {below(finding.expected, INDENT)}")
+    lines.append(f"  actual       {below(finding.actual, INDENT)}")
     if finding.claim and finding.paper and finding.claim is not finding.paper:
         lines.append(f"  verdicts     claim {finding.claim.value}, paper {finding.paper.value}")
-    lines += [f"               {clean(line)}" for line in finding.detail]
+    lines += [" " * INDENT + below(line, INDENT) for line in finding.detail]
     return lines
 
 
 def case_table(cases: Sequence[Case], records: Mapping[str, Record], verdict: Verdict) -> list[str]:
     """The rows of `case_rows` as lines."""
-    return table([tuple(clean(cell) for cell in row) for row in case_rows(cases, records, verdict)])
+    return table([tuple(on_line(cell) for cell in row) for row in case_rows(cases, records, verdict)])
 
 
 def case_rows(cases: Sequence[Case], records: Mapping[str, Record], verdict: Verdict) -> list[tuple[str, ...]]:
@@ -115,7 +116,7 @@ def summary_lines(verdict: Verdict, colour: bool) -> list[str]:
         grouped.setdefault(reason, Counter())[check] += count
     for reason, checks in sorted(grouped.items(), key=lambda item: -sum(item[1].values())):
         listed = ", ".join(f"{check} x {n}" for check, n in sorted(checks.items()))
-        lines.append(paint(f"  skipped: {clean(reason)} ({listed})", "dim", colour))
+        lines.append(paint(f"  skipped: {on_line(reason)} ({listed})", "dim", colour))
     return lines
 
 
@@ -131,7 +132,7 @@ def simulated_lines(cases: Sequence[Case], records: Mapping[str, Record]) -> lis
     faked = Counter(what for id in ids if id in records for what in records[id].faked)
     if faked:
         lines[1:1] = ["provisional: values that decide were made up, and the program may have taken another turn:"]
-        lines[2:2] = [f"  {clean(what)} ({count} cases)" for what, count in sorted(faked.items())]
+        lines[2:2] = [f"  {on_line(what)} ({count} cases)" for what, count in sorted(faked.items())]
     return lines
 
 
@@ -143,7 +144,7 @@ def verdict_lines(verdict: Verdict, cases: Sequence[Case], records: Mapping[str,
     lines += simulated_lines(cases, records)
     for finding in verdict.findings:
         if finding.check == "memory.scaling" and finding.status is Status.PASS:
-            lines.append(f"{clean(finding.case)}: {finding.actual}")
+            lines.append(f"{on_line(finding.case)}: {on_line(finding.actual)}")
     loud = [f for f in verdict.findings if f.status in LOUD]
     for finding in loud:
         lines += ["", *finding_lines(finding, colour)]

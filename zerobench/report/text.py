@@ -32,6 +32,17 @@ def clean(text: str) -> str:
     return "".join(c if c in "\n\t" or not _moves(unicodedata.category(c)) else repr(c)[1:-1] for c in text)
 
 
+def on_line(text: str) -> str:
+    """`clean`, and what would begin another line or move to the next column spelled out as well: for a name, which must
+    not be able to add a line that reads as ours."""
+    return clean(text).replace("\n", "\\n").replace("\t", "\\t")
+
+
+def below(text: str, indent: int) -> str:
+    """`clean`; all lines but the first are set in, under where the first begins."""
+    return clean(text).replace("\n", "\n" + " " * indent)
+
+
 def _moves(category: str) -> bool:
     """Of control, format, unassigned and private characters, and of separators of lines and paragraphs."""
     return category[0] == "C" or category in ("Zl", "Zp")

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import math
+import os
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zerobench.loader import MAX_DEPTH, MAX_NODES, BadFile, did_you_mean, parse, read
+from zerobench.loader import MAX_DEPTH, MAX_NODES, SHOWN, BadFile, did_you_mean, parse, read
 
 
 def refused(text: str | bytes) -> list[str]:
@@ -118,7 +119,7 @@ def test_alias_bombs_and_large_files_are_refused():
     assert f"more than {MAX_NODES:,} values" in refused(f"[{'x,' * (MAX_NODES + 1)}]")[0]
     long = f"a: &a {'x' * 300_000}\nb: [*a, *a, *a]\n"
     assert "aliases expanded" in refused(long)[0]
-    assert refused("a: " + "x" * 1_000_000) == ["x.yaml: larger than 1,000,000 bytes"]
+    assert refused("a: " + "x" * 1_000_000) == ["x.yaml: larger than 1,000,000 bytes: is this the right file?"]
 
 
 def test_files(tmp_path):
@@ -132,7 +133,31 @@ def test_files(tmp_path):
             read(path)
 
 
+def test_a_thousand_problems_are_counted_and_the_first_are_told():
+    lines = refused("".join(f"{i}: x\n" for i in range(1000)))
+    assert (
+        len(lines) == SHOWN + 1 and lines[0].startswith("x.yaml:1:1: ") and lines[-1] == "x.yaml: and 950 more problems"
+    )
+    with pytest.raises(BadFile) as caught:
+        parse(f"a: !x{'x' * 5000} 1\n", "x.yaml")
+    assert len(str(caught.value)) < 1300 and "5,0" in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device", "folder"])
+def test_only_files_are_read(kind, tmp_path):
+    path = tmp_path / kind
+    if kind == "pipe":
+        os.mkfifo(path)  # who opens it to read waits for one who writes
+    elif kind == "device":
+        path.symlink_to("/dev/zero")
+    else:
+        path.mkdir()
+    with pytest.raises(BadFile, match=f"{kind}: cannot be read: "):
+        read(path)
+
+
 def test_nearest_spelling():
+    assert did_you_mean("x" * 1_000_000, ["x" * 100]) == ""
     assert did_you_mean("world_sise", ["world_size", "model"]) == " (did you mean 'world_size'?)"
     assert did_you_mean("xyz", ["world_size", "model"]) == ""
 

@@ -82,13 +82,16 @@ def test_a_torn_last_line_is_said_and_cut_off_before_more_is_written(path: Path)
 @pytest.mark.parametrize(
     ("line", "what"),
     [
-        (b"{", "Expecting property name"),
+        (b"{", "not JSON: Expecting property name"),
         (b"[1]", "neither a record nor a provenance"),
         (b'{"record": {"schema": NaN}}', "NaN is not JSON"),
         (json.dumps({"record": a_record().to_json()["record"] | {"schema": SCHEMA + 1}}).encode(), "upgrade"),
         (json.dumps({"record": a_record().to_json()["record"] | {"wall_s": "long"}}).encode(), "record.wall_s"),
         (json.dumps(a_record(provenance="p9").to_json()).encode(), "'p9', which is not above it"),
-        (b"\xff\xfe", "codec"),
+        (b"\xff\xfe", "byte 0xff at 1 is not UTF-8"),
+        (b'{"a": 1, "b": 2, "a": 3}', "'a' stands there twice"),
+        (b"[" * 100_000, "nested too deeply"),
+        (b'{"record": ' + b"9" * 30 + b"}", "a whole number of more than 64 bits"),
     ],
 )
 def test_anything_else_is_refused_by_line(path: Path, line: bytes, what: str) -> None:

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import zerobench
-from zerobench.coherence import mistakes
+from zerobench.coherence import cells, mistakes
 from zerobench.loader import BadFile
 from zerobench.shape import Precision
 from zerobench.suite import (
@@ -180,6 +180,20 @@ def test_one_mistake(old, new, says, tmp_path):
     else:
         lines = refused(text, tmp_path)
         assert lines[0].startswith(says) and len(lines) == 1
+
+
+def test_what_is_said_a_thousand_times_is_worked_out_once(tmp_path, monkeypatch):
+    asked = []
+
+    def counted(axes, picks):
+        asked.append(picks)
+        return cells(axes, picks)
+
+    monkeypatch.setattr("zerobench.suite.cells", counted)
+    monkeypatch.setattr("zerobench.coherence.cells", counted)
+    entries = "  - {implementation: ddp, A: 2}\n"
+    suite = suite_of(GOOD.replace(entries, entries * 1000), tmp_path)
+    assert len(suite.cases()) == 3 * 2 * 3 * 2 - 6 and len(asked) < 6
 
 
 @pytest.mark.parametrize("spelled", ["my-zero", "./my_zero.py:MyZero"])
