@@ -16,9 +16,18 @@ from zerobench.coherence import AXES
 MAX_WORLD_SIZE = 4096
 
 T = TypeVar("T")
-Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9-]+$")]
-Reference = Annotated[str, StringConstraints(pattern=r"^([a-z0-9-]+|\S+:[A-Za-z_][A-Za-z0-9_]*)$")]
-CheckId = Annotated[str, StringConstraints(pattern=r"^[a-z]+\.[a-z_]+$")]
+NAME, CHECK_ID, OPTION_NAME = r"^[a-z0-9-]+$", r"^[a-z]+\.[a-z_]+$", r"^[a-z_][a-z0-9_]*$"
+REFERENCE = r"^([a-z0-9-]+|\S+:[A-Za-z_][A-Za-z0-9_]*)$"
+PATTERNS = {
+    NAME: "should be small letters, digits and dashes, as it stands in ids and names of files",
+    CHECK_ID: "should be a check's id, such as memory.at_rest",
+    OPTION_NAME: "should be an option's name: small letters, digits and _",
+    REFERENCE: "should be a name, package.module:Class or path/to/file.py:Class",
+}
+"""In words, for messages."""
+Name = Annotated[str, StringConstraints(pattern=NAME)]
+Reference = Annotated[str, StringConstraints(pattern=REFERENCE)]
+CheckId = Annotated[str, StringConstraints(pattern=CHECK_ID)]
 WorldSize = Annotated[int, Field(ge=1, le=MAX_WORLD_SIZE)]
 MicroBatches = Annotated[int, Field(ge=1, le=4096)]
 Precision = Literal["fp32", "bf16", "fp16"]
@@ -45,7 +54,7 @@ Picked = Annotated[
 ]
 """One value or a list of them; none given means any."""
 Option = Annotated[Any, AfterValidator(_option), WithJsonSchema({"type": ["string", "number", "boolean"]})]
-OptionName = Annotated[str, StringConstraints(pattern=r"^[a-z_][a-z0-9_]*$")]
+OptionName = Annotated[str, StringConstraints(pattern=OPTION_NAME)]
 
 
 class Strict(BaseModel):

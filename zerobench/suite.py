@@ -22,6 +22,7 @@ from zerobench.coherence import AXES, MAX_CASES, Known, cells, implementation_na
 from zerobench.loader import BadFile, Document, Loc, Problem, did_you_mean, read
 from zerobench.shape import (
     MAX_WORLD_SIZE,
+    PATTERNS,
     CheckId,
     Exclude,
     Matrix,
@@ -213,6 +214,7 @@ def _said(error: Any, loc: Loc) -> str:
         parent = parents.get(loc[0], Xfail) if len(loc) > 1 else Suite
         return "unknown key" + did_you_mean(loc[-1], parent.model_fields)
     what = {"tuple_type": "should be a list", "too_short": "should not be empty"}.get(kind, error["msg"])
+    what = PATTERNS.get(error.get("ctx", {}).get("pattern"), what)
     what = what.removeprefix("Value error, ").replace("Input should", "should").replace("String should", "should")
     shown = json.dumps(found, default=str)
     hint = did_you_mean(found, re.findall(r"'([^']*)'", what)) if kind == "literal_error" else ""

@@ -113,7 +113,7 @@ exclude: [{}, 3]
     lines = refused(text, tmp_path)
     expected = [
         "x.yaml:1:1: version: should be less than or equal to 1, not 2",
-        "x.yaml:2:1: suite: should match pattern",
+        "x.yaml:2:1: suite: should be small letters, digits and dashes, as it stands in ids and names of files, not",
         "x.yaml:3:1: launch: should be 'local', 'torchrun' or 'simulate', not \"locall\" (did you mean 'local'?)",
         "x.yaml:4:9: steps.warmup: should be greater than or equal to 0, not -1",
         "x.yaml:4:21: steps.measure: unknown key (did you mean 'measured'?)",
@@ -131,7 +131,7 @@ exclude: [{}, 3]
         "x.yaml:9:21: matrix.precision.1: should be 'fp32', 'bf16' or 'fp16', not \"no\"",
         "x.yaml:9:25: matrix.precision.2: should be 'fp32', 'bf16' or 'fp16', not 16",
         "x.yaml:10:10: checks.0: unknown check 'memory.at_rst' (did you mean 'memory.at_rest'?)",
-        "x.yaml:10:25: checks.1: should match pattern",
+        "x.yaml:10:25: checks.1: should be a check's id, such as memory.at_rest, not",
         "x.yaml:11:1: xfial: unknown key (did you mean 'xfail'?)",
         "x.yaml:13:6: xfail.0.implementation: 'zero' is not in matrix.implementation (did you mean 'zero2'?)",
         "x.yaml:13:28: xfail.0.world_size: 7 is not in matrix.world_size: it matches no case",
@@ -141,7 +141,7 @@ exclude: [{}, 3]
         "x.yaml:14:28: xfail.1.resaon: unknown key (did you mean 'reason'?)",
         "x.yaml:15:1: deadline_s:",
         "x.yaml:16:17: options.ddp.x: an option is text, a number or true/false, not [1]",
-        "x.yaml:16:25: options.ddp.Bad Key: should match pattern",
+        "x.yaml:16:25: options.ddp.Bad Key: should be an option's name: small letters, digits and _, not",
         "x.yaml:16:39: options.ddp.y: an option's text stands in ids",
         "x.yaml:16:50: options.zoro: no implementation 'zoro' is in the matrix",
         "x.yaml:17:11: exclude.0: names no axis",
