@@ -20,7 +20,8 @@ VARIABLE = "ZEROBENCH_RANK_MEMORY"
 SHARE = 0.8  # of what the machine has to spare, for all ranks of a run together
 LEAST_NBYTES = 1 << 30  # a rank with its threads' stacks and torch's own buffers needs some of it
 
-_REFUSED = re.compile(r"MemoryError|bad_?alloc|can(?:'t|not) allocate memory|Cannot allocate memory", re.IGNORECASE)
+_REFUSED = re.compile(r"MemoryError|bad_?alloc|can(?:'t|not) allocate memory|enforce fail a(?:t alloc|$)", re.I)
+"""torch's own message ("[enforce fail at alloc_cpu.cpp:127] ...") may be cut off: there was no memory for it either."""
 _CGROUPS = (
     ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
     ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),

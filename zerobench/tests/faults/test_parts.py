@@ -104,6 +104,12 @@ def test_memory_that_was_refused_names_the_limit() -> None:
     found = failure(dead, 1.0)
     assert found is not None and found.what.startswith("ran out of its 2 GB (ZEROBENCH_RANK_MEMORY gives a rank more)")
     assert limits.ran_out("ValueError: no", 1) == "ValueError: no"
+    for said in (
+        "RuntimeError: [enforce fail at alloc_cpu.cpp:127] data",
+        "RuntimeError: [enforce fail a",
+        "bad_alloc",
+    ):
+        assert limits.ran_out(said, 1) == f"ran out of its 1 B (ZEROBENCH_RANK_MEMORY gives a rank more): {said}"
 
 
 def test_the_share_of_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:
