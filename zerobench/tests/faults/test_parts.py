@@ -230,9 +230,16 @@ def test_one_writer_a_file(tmp_path: Path) -> None:
 
 def test_signals_that_ask_for_the_end() -> None:
     """The first SIGINT waits, the second does not; SIGTERM does not; what is ignored stays so; and all is put back."""
-    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    found = [signal.getsignal(number) for number in numbers]
+    before: list[Any] = [
+        signal.default_int_handler,
+        signal.SIG_DFL,
+        signal.SIG_IGN,
+    ]  # a background job's SIGINT would be ignored
     try:
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
         with interrupt.listening(), interrupt.patient() as asked:
             os.kill(os.getpid(), signal.SIGHUP)
             os.kill(os.getpid(), signal.SIGINT)
@@ -244,9 +251,10 @@ def test_signals_that_ask_for_the_end() -> None:
             os.kill(os.getpid(), signal.SIGTERM)  # once is enough
         assert [interrupt.exit_code(e.value) for e in (twice, ended)] == [130, 143]
         assert interrupt.name(143) == "SIGTERM" and interrupt.exit_code(KeyboardInterrupt()) == 130
+        assert [signal.getsignal(number) for number in numbers] == before
     finally:
-        signal.signal(signal.SIGHUP, before[2])
-    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)] == before
+        for number, handler in zip(numbers, found, strict=True):
+            signal.signal(number, handler)
 
 
 def _kill_and_wait(number: int) -> None:
