@@ -188,6 +188,14 @@ def test_levels_do_not_count_and_slopes_do() -> None:
     assert said(view(malloc=8.5, rss=9.0)).claim is Status.FAIL, "the ledger counts what is not there"
 
 
+def test_objects_beside_tensors_are_let_through_and_a_copy_of_a_shard_is_not() -> None:
+    """At n = 1: a quarter of 2 bytes a parameter, more than 2 % of 9; and in one direction only."""
+    assert said(view(malloc=9.45, rss=9.0)).claim is Status.PASS
+    assert said(view(malloc=9.55, rss=9.0)).claim is Status.FAIL
+    assert said(view(malloc=11.0, rss=9.0)).claim is Status.FAIL, "a 16-bit copy"
+    assert said(view(malloc=8.7, rss=9.0)).claim is Status.FAIL
+
+
 def test_a_buffer_that_a_thread_held_for_a_moment_is_not_growth() -> None:
     assert said(view(late=5_000_000, malloc=9.0, rss=9.0)).claim is Status.PASS
 
