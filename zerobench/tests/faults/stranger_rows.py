@@ -256,7 +256,9 @@ def _paths(stranger: Stranger) -> None:
     stranger.refused(("validate", "suite.yaml"), "suite.yaml:10:1: deadline: unknown key")
     stranger.refused(("run", "suite.yaml"), "suite.yaml:10:1: deadline: unknown key")
     stranger.spoil(
-        "suite.yaml", SHORT.replace("suite: short", "suite: ../precious"), "suite.yaml:2:1: suite: should match"
+        "suite.yaml",
+        SHORT.replace("suite: short", "suite: ../precious"),
+        "suite.yaml:2:1: suite: should be small letters",
     )
     text = stranger.good["results.jsonl"].replace('"suite":"made"', '"suite":"../../precious"')
     stranger.write("results.jsonl", text)
