@@ -22,6 +22,7 @@ import selectors
 import signal
 import socket
 import struct
+import sys
 import time
 from typing import Any
 
@@ -41,8 +42,11 @@ def serve(control: socket.socket, launcher: int, preload: list[str], folder: str
             break
         try:
             importlib.import_module(name)
-        except Exception:  # the rank that needs it imports it again, and reports the error as its own
-            continue
+        except (Exception, SystemExit) as error:  # the rank that needs it imports it again, and reports it as its own
+            told = repr(f"{type(error).__name__}: {error}")[1:-1]
+            print(
+                f"zerobench: {name} could not be imported before the ranks start: {told}", file=sys.stderr, flush=True
+            )
     gc.collect()
     gc.freeze()  # no collection in a rank touches, and so copies, what all share
     server = _Server(control, launcher)

@@ -294,3 +294,17 @@ def test_only_the_calls_of_one_communicator_are_numbered_together() -> None:
     assert found is not None
     assert "size of collective 1 of ranks 0-1 (7)" in found.text
     assert "which rank 1 did not enter" in unanswered({0: here, 1: here[:1]})
+
+
+@pytest.mark.parametrize("line", ["raise ValueError('no\\x1b[31m')", "import sys; sys.exit(3)"])
+def test_a_preload_that_fails_is_said_and_stops_nobody(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str], line: str
+) -> None:
+    (tmp_path / "unwell.py").write_text(line)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("ZEROBENCH_PRELOAD", "unwell")
+    with Local(preload=("torch", "zerobench.worker")) as local:
+        assert launch(local, "adds").status == "ok"
+    said = capfd.readouterr().err
+    assert "unwell could not be imported before the ranks start: " in said
+    assert "\x1b" not in said
