@@ -166,3 +166,13 @@ def test_a_reader_that_goes_away_is_no_error() -> None:
         f"{sys.executable} -m zerobench spec | head -1", shell=True, capture_output=True, text=True, timeout=60
     )
     assert found.returncode == 0 and "Traceback" not in found.stderr
+
+
+def test_a_name_that_cannot_stand_in_ids_is_refused_before_anything_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("mine.py").write_text("raise SystemExit('it ran')")
+    assert main(["conform", "mine.py:Ü"]) == 2
+    assert "names that stand in ids are of [a-z0-9-]+" in capsys.readouterr().err
+    assert not Path("results").exists()

@@ -230,6 +230,10 @@ def test_overrides_and_selection(tmp_path):
             suite.cases(world_sizes=bad)
     with pytest.raises(ValueError, match="at most 20,000"):
         suite.cases([f"i{k}" for k in range(2000)])
+    with pytest.raises(
+        ValueError, match=r"a\.py:Mine and b\.py:Mine would both be called 'mine' in ids: give one class"
+    ):
+        suite.cases(["a.py:Mine", "b.py:Mine"])
 
 
 def test_exact_selection_comes_before_parts_and_patterns():

@@ -11,10 +11,15 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 
+from zerobench.case import Case
+from zerobench.finding import Status
+from zerobench.judge import judge, plan
+from zerobench.launch.local import Local
 from zerobench.probes.tapcheck import _scatter
 from zerobench.probes.traffic import _ROWS, Tap, dtype_name
 from zerobench.record import Call
 from zerobench.terms import Collective as K
+from zerobench.tests.faults.bench import FAULTY
 from zerobench.tests.ranks import join, run_ranks
 
 Facts = tuple[str, int, str]
@@ -185,3 +190,14 @@ def test_a_sparse_payload_is_refused() -> None:
 def test_the_table_names_every_collective_and_dtypes_have_the_recipes_words() -> None:
     assert {row.kind for row in _ROWS.values()} == set(K)
     assert [dtype_name(d) for d in (torch.bfloat16, torch.float32, torch.int64)] == ["bf16", "fp32", "int64"]
+
+
+def test_two_groups_of_the_same_ranks_are_two_communicators() -> None:
+    """Ranks that use them the other way round are in order on each of them."""
+    case = Case("faulty", FAULTY, "mlp-tiny", 2, options={"fault": "two-groups", "at": "step"})
+    with Local() as local:
+        records = {id: local.launch(run, deadline_s=60) for id, run in plan([case], ["traffic.order"]).items()}
+    calls = [c for r in records.values() for c in r.samples[0].calls if c.numel in (3, 7)]
+    assert len({c.communicator for c in calls} - {""}) == 2
+    found = {f.check: f for f in judge("s", [case], ["traffic.order"], records).findings}
+    assert found["traffic.order"].status is Status.PASS, found["traffic.order"].actual
