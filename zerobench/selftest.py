@@ -17,7 +17,7 @@ from zerobench.case import Case, Run
 from zerobench.checks.catalogue import ALWAYS, CHECKS
 from zerobench.finding import Finding, Level, Status
 from zerobench.judge import Excuse, judge, plan
-from zerobench.launch.local import LaunchError, Local
+from zerobench.launch.local import WORKER, LaunchError, Local
 from zerobench.mutants.mutant import Mutant
 from zerobench.mutants.names import MUTANTS
 from zerobench.provenance import collect
@@ -53,6 +53,9 @@ PATIENCE_S = 120.0
 """For a correct implementation: rows2 at n = 4 needs 12 s on two idle cores, and a busy machine is no false alarm."""
 
 
+UNTIMED = "zerobench.worker:untimed"
+
+
 @dataclass(frozen=True)
 class Trial:
     """One implementation that is put through some checks. mutant: None for a correct one."""
@@ -70,6 +73,11 @@ class Trial:
         if self.mutant is None:
             return PATIENCE_S
         return HANG_DEADLINE_S if "hangs" in self.mutant.name else DEADLINE_S
+
+    @property
+    def target(self) -> str:
+        """What its ranks do. No mutant is killed by seconds: theirs are not taken, which are a fifth of a run."""
+        return UNTIMED if self.mutant else WORKER
 
 
 def trials(quick: bool) -> list[Trial]:
@@ -102,7 +110,7 @@ def selftest(arguments: Namespace) -> int:
             file=sys.stderr,
         )
         return 5
-    runs = {id: (run, t.deadline_s) for t in todo for id, run in plan(t.cases, t.checks).items()}
+    runs = {id: (run, t.deadline_s, t.target) for t in todo for id, run in plan(t.cases, t.checks).items()}
     about = collect(suite="selftest", suite_digest="", cases=tuple(c.to_json() for t in todo for c in t.cases))
     records = Shelf()
     try:
@@ -121,7 +129,7 @@ def selftest(arguments: Namespace) -> int:
     return report(todo, records, left_out(quick, arguments.select), arguments.markdown)
 
 
-def _launch(runs: Mapping[str, tuple[Run, float]], records: Shelf, writer: Writer, provenance: str) -> None:
+def _launch(runs: Mapping[str, tuple[Run, float, str]], records: Shelf, writer: Writer, provenance: str) -> None:
     """Fill `records` with what they lack, appending each as it comes."""
     left = [id for id in runs if id not in records]
     saved = {runs[id][0].checkpoint for id in left} - {None}
@@ -130,9 +138,9 @@ def _launch(runs: Mapping[str, tuple[Run, float]], records: Shelf, writer: Write
     try:
         with Local() as local:
             for id in (*again, *left):  # a checkpoint lives as long as the launcher
-                run, deadline_s = runs[id]
+                run, deadline_s, target = runs[id]
                 progress.begin(id)
-                record = local.launch(run, deadline_s=deadline_s, suite="selftest")
+                record = local.launch(run, deadline_s=deadline_s, suite="selftest", target=target)
                 record = replace(record, provenance=provenance)
                 records.put(record, writer.write(record))
                 progress.end(record)
@@ -140,7 +148,7 @@ def _launch(runs: Mapping[str, tuple[Run, float]], records: Shelf, writer: Write
         progress.finish()
 
 
-def _stored(path: Path, runs: Mapping[str, tuple[Run, float]], about: Provenance) -> dict[str, Record]:
+def _stored(path: Path, runs: Mapping[str, tuple[Run, float, str]], about: Provenance) -> dict[str, Record]:
     """What an interrupted self-test has of these runs. Raises StoreError for what is none, or one of other code."""
     found = read(path)
     if found.provenance.suite != "selftest":

@@ -358,12 +358,19 @@ class Session:
             holding = self.ledger.holding(step, moment, claims)
         if step == self.last and moment is Moment.BACKWARD and self._recognises:
             with self._reading():
-                fingerprints = fingerprints_of(self.engine)
-            labelled = self.ledger.holding(step, moment, claims, fingerprints=fingerprints)
-            holding = with_labels(holding, labelled)
+                fingerprints = fingerprints_of(self.engine) if self._on_any_rank(bool(holding.pieces)) else None
+            if fingerprints is not None:
+                labelled = self.ledger.holding(step, moment, claims, fingerprints=fingerprints)
+                holding = with_labels(holding, labelled)
         self._holdings.append(holding)
         if self._resides and step == self.last:
             self.residence.read(step, moment)
+
+    def _on_any_rank(self, here: bool) -> bool:
+        """Collective: whether it is so on one rank at least."""
+        flag = torch.tensor(float(here), device=self.job.world.device)
+        dist.all_reduce(flag, op=dist.ReduceOp.MAX)
+        return bool(flag)
 
     @property
     def _recognises(self) -> bool:

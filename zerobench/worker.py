@@ -45,10 +45,11 @@ LATE_S = 0.01
 """Far longer than a collective of a few kilobytes takes on a loopback."""
 
 
-def work(run: Run, context: RankContext, *, trace: Path | None = None) -> Outcome:
+def work(run: Run, context: RankContext, *, trace: Path | None = None, timed: bool = True) -> Outcome:
     """Do `run` on this rank. Never raises for what the subject does: that is an Outcome.
 
-    trace: a file for the events of the last watched step, where the run watches memory.
+    trace: a file for the events of the last watched step, where the run watches memory. timed: whether the bare steps
+    are taken that a scenario which watches time asks for.
     """
     started = time.perf_counter()
     allocator.prepare()
@@ -75,7 +76,7 @@ def work(run: Run, context: RankContext, *, trace: Path | None = None) -> Outcom
             return Outcome(
                 "invalid", Sample(context.rank), reason="the traffic tap's self-test: " + "; ".join(problems)
             )
-        _train(session, SCENARIOS[run.scenario], run)
+        _train(session, SCENARIOS[run.scenario], run, timed)
         status, reason = "ok", ""
         unknown = {"collectives that the traffic tap does not understand": tap.unknown}
         unknown["tensors that the ledger cannot count"] = session.ledger.unknown if session.ledger else []
@@ -95,6 +96,11 @@ def work(run: Run, context: RankContext, *, trace: Path | None = None) -> Outcom
         return Outcome("refused", Sample(context.rank, failure=failure), reason=str(error))
     except Exception as error:
         return _raised(error, context, tap, started)
+
+
+def untimed(run: Run, context: RankContext) -> Outcome:
+    """`work` without bare steps, for who judges no seconds."""
+    return work(run, context, timed=False)
 
 
 def _raised(error: Exception, context: RankContext, tap: Tap, started: float) -> Outcome:
@@ -234,7 +240,7 @@ def bucket_numel(bucket: str | None, psi: int, units: tuple[int, ...]) -> int | 
     return -(-psi // int(bucket.removeprefix("Psi/")))
 
 
-def _train(session: Session, scenario: Scenario, run: Run) -> None:
+def _train(session: Session, scenario: Scenario, run: Run, timed: bool) -> None:
     before = globalstate.snapshot()
     with ExitStack() as stack:
         session.build(stack)
@@ -243,7 +249,8 @@ def _train(session: Session, scenario: Scenario, run: Run) -> None:
             session.step(step)
         session.stop_watching()
         # Ranks that share a GPU take turns on it: how long that takes says nothing about the subject.
-        if "time" in scenario.watch and not session.context.place.shared and session.context.simulation is None:
+        shared, simulated = session.context.place.shared, session.context.simulation is not None
+        if timed and "time" in scenario.watch and not (shared or simulated):
             session.time(scenario.timed)
         session.close()
     session.changed = globalstate.changes(before, globalstate.snapshot())

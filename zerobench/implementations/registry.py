@@ -101,13 +101,12 @@ def _entry(point: EntryPoint) -> Entry:
 
 def find(name: str) -> Entry:
     """The entry of that name. Raises BadPlugin where there is none, or more than one."""
-    entries = names()
-    found = [entry for entry in entries if entry.name == name]
+    found = sorted({_entry(point) for point in entry_points(group=GROUP, name=name)}, key=lambda e: e.distribution)
     if len(found) > 1:
         owners = " and ".join(f"{e.distribution} {e.version} ({e.value})" for e in found)
         raise BadPlugin(f"implementation {name!r} is registered twice, by {owners}; name one as package.module:Class")
     if not found:
-        known = sorted({entry.name for entry in entries})
+        known = sorted({entry.name for entry in names()})
         raise BadPlugin(f"unknown implementation {name!r}{_near(name, known)}; known: {', '.join(known) or 'none'}")
     return found[0]
 

@@ -37,7 +37,7 @@ class Ledger:
     def __init__(self, witness: Callable[[], int | None] = allocator.in_use, where: str = "cpu") -> None:
         self._witness, self._where = witness, where
         self.peaks: list[Peak] = []
-        self._books = Storages(self._grown, self._watched)
+        self._books = Storages(self._grown, self._matters)
         self._phase: tuple[int, str] | None = None
         self._top = (0, 0)  # (the subject's bytes, the backend's) at the subject's highest
         self._suspensions = 0
@@ -131,6 +131,10 @@ class Ledger:
 
     def _watched(self) -> bool:
         return self._phase is not None and not self._suspensions
+
+    def _matters(self, more: int) -> bool:
+        """Whether `more` bytes of the subject's would be its highest in this phase, by what the books say now."""
+        return self._watched() and self._books.total[Role.COUNTED] + more > self._top[0]
 
     def _grown(self) -> None:
         own = self._books.total[Role.COUNTED]

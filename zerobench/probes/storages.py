@@ -77,16 +77,16 @@ class _Ref(weakref.ref[torch.UntypedStorage]):
 class Storages:
     """The books. `total` bytes by role, kept as storages come, go and change.
 
-    grown: called after each increase. watched: whether increases matter now, so that it is worth to settle before one.
+    grown: called after each increase. matters: whether one by so many bytes would, so that it is worth to settle before.
     """
 
-    def __init__(self, grown: Callable[[], None], watched: Callable[[], bool]) -> None:
+    def __init__(self, grown: Callable[[], None], matters: Callable[[int], bool]) -> None:
         self.total = dict.fromkeys(Role, 0)
         self.unknown: list[str] = []  # what could not be counted
         self.real = True  # whether storages in the books have memory: under a fake mode they have none
         self._entries: dict[int, Entry] = {}
         self._lock = threading.RLock()  # callbacks of weak references run on whichever thread frees
-        self._grown, self._watched = grown, watched
+        self._grown, self._matters = grown, matters
         self._copies: deque[int] = deque(maxlen=64)  # sizes of reduce-scatters whose copy has not come to light
         self._handed: set[int] = set()  # storages given to a collective, which its backend may still hold
         self._waited = False  # whether a collective has ended since the last `settle`
@@ -215,7 +215,7 @@ class Storages:
         entry = Entry(storage.nbytes(), role, op, code, line, tensor.device.type)
         entry.ref = _Ref(storage, self._freed)
         entry.ref.key = storage._cdata
-        if role is Role.COUNTED and self._watched():
+        if role is Role.COUNTED and self._matters(entry.nbytes):
             self.settle()
         with self._lock:
             self._entries[entry.ref.key] = entry

@@ -51,6 +51,20 @@ def test_a_storage_counts_once_until_its_last_view_is_gone(ledger: Ledger) -> No
     assert ledger.live() == 0
 
 
+def test_only_before_a_count_that_would_be_the_peak_is_a_backend_waited_for(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    books, waits = ledger._books, []
+    with ledger.phase(0, "step"):
+        torch.zeros(10 * KB)
+        monkeypatch.setattr(books, "settle", lambda: waits.append("waited"))
+        torch.zeros(KB)
+        assert waits == []
+        torch.zeros(11 * KB)
+        assert waits == ["waited"]
+    assert ledger.peaks[-1].nbytes == 44 * KB
+
+
 def test_bytes_freed_within_an_operator_and_a_resize_that_is_no_operator(ledger: Ledger) -> None:
     a = torch.zeros(1000)
     with torch.no_grad():

@@ -9,9 +9,13 @@ import pytest
 
 from zerobench.case import Case
 from zerobench.cli import main
+from zerobench.launch.local import Local
 from zerobench.mutants.names import MUTANTS
+from zerobench.scenarios import SCENARIOS
 from zerobench.selftest import Trial, report
 from zerobench.tests.made import CASE, record
+
+MUTANT = Trial((CASE,), (), next(iter(MUTANTS.values())))
 
 
 def test_an_interrupted_one_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -23,6 +27,14 @@ def test_an_interrupted_one_goes_on(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert main(["selftest", "-k", "rates-shift", "--resume", str(path)]) == 0
     rest = capsys.readouterr()
     assert rest.out == whole.out and "[1/1]" in rest.err
+
+
+def test_seconds_are_taken_of_correct_implementations_alone() -> None:
+    """A mutant's bare steps judge nothing: no killer reads seconds."""
+    with Local() as local:
+        for trial, steps in ((Trial((CASE,), ()), SCENARIOS["plain"].timed), (MUTANT, 0)):
+            made = local.launch(CASE.run("plain"), deadline_s=60, target=trial.target)
+            assert [len(sample.times_s) for sample in made.samples] == [steps] * CASE.world_size, made.reason
 
 
 def test_what_is_no_self_test_is_not_gone_on_with(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
