@@ -13,6 +13,8 @@ from typing import Any
 
 from zerobench.codec import encode
 
+SHIMMED = "shimmed: "
+"""How the line of a finding's detail begins that says what was not the real thing."""
 NOT_RUN = "not run: "
 """How `Finding.actual` begins where a run that it needs was never done."""
 

@@ -15,7 +15,7 @@ from typing import Any
 from zerobench.case import Case, Run
 from zerobench.checks.catalogue import ALWAYS, CHECKS
 from zerobench.checks.check import Check, Judgement, NotApplicable, Unreliable, View
-from zerobench.finding import NOT_RUN, Finding, Level, Status, Verdict
+from zerobench.finding import NOT_RUN, SHIMMED, Finding, Level, Status, Verdict
 from zerobench.record import Record
 from zerobench.scenarios import NOT_SIMULATED, SCENARIOS
 
@@ -188,6 +188,8 @@ def _say(say: Callable[..., Finding], check: Check, view: View, by: str) -> Find
         return say(status=Status.ERROR, actual=f"zerobench's own fault, at {at}: {type(fault).__name__}: {fault}")
     faked = tuple(dict.fromkeys(what for r in (*view.records.values(), *view.family) for what in r.faked))
     provisional = f"; provisional, {len(faked)} value{'s' if len(faked) > 1 else ''} made up" if faked else ""
+    shimmed = tuple(dict.fromkeys(what for r in (*view.records.values(), *view.family) for what in r.shimmed))
+    provisional += "; shimmed" if shimmed else ""
     return say(
         status=word.claim if by == "claim" else word.paper,
         claim=word.claim,
@@ -195,7 +197,7 @@ def _say(say: Callable[..., Finding], check: Check, view: View, by: str) -> Find
         expected=word.expected,
         actual=word.actual + provisional,
         ranks=word.ranks,
-        detail=(*word.detail, *(f"made up: {what}" for what in faked)),
+        detail=(*word.detail, *(f"made up: {what}" for what in faked), *(SHIMMED + what for what in shimmed)),
         metrics=word.metrics,
     )
 

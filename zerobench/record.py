@@ -193,6 +193,7 @@ class Sample:
     links: Links | None = None
     run_s: float = 0.0  # seconds from the rank's first line to its last
     faked: tuple[str, ...] = ()  # simulated: values that decide, which the subject asked for and nobody knows
+    shimmed: tuple[str, ...] = ()  # what the implementation was given a stand-in for, in its own words
 
 
 @dataclass(frozen=True)
@@ -237,6 +238,11 @@ class Record:
     def partial(self) -> bool:
         """Whether only some ranks ran, as in a large simulated world: the samples say which."""
         return 0 < len(self.samples) < self.run.case.world_size
+
+    @property
+    def shimmed(self) -> tuple[str, ...]:
+        """What was not the real thing, so that nothing here is a verdict on the library that the subject stands for."""
+        return tuple(dict.fromkeys(what for sample in self.samples for what in sample.shimmed))
 
     @property
     def faked(self) -> tuple[str, ...]:

@@ -183,8 +183,8 @@ class Session:
         """Leave the ledger: what follows runs bare."""
         self._watching.close()
 
-    def time(self, steps: int) -> None:
-        """Time whole bare steps, `steps` of them after one that is not counted."""
+    def time(self, steps: int, least_s: float) -> None:
+        """Time whole bare steps after one that is not counted: `steps`, and more where they took less than `least_s`."""
         self._at(self.last + 1, "timed step")
         batches = [self.model.batch(self.last, self.context.rank, m) for m in range(self.micro_batches)]
         self.tap.uninstall()
@@ -202,7 +202,9 @@ class Session:
             dist.barrier()
 
         one()
-        self._times = time_steps(one, steps=steps, barrier=together, seconds=self.device.seconds)
+        self._times = time_steps(
+            one, steps, least_s, barrier=together, seconds=self.device.seconds, greatest=self._greatest
+        )
 
     def close(self) -> None:
         self._at(self.last + 1, "close")
@@ -358,7 +360,7 @@ class Session:
             holding = self.ledger.holding(step, moment, claims)
         if step == self.last and moment is Moment.BACKWARD and self._recognises:
             with self._reading():
-                fingerprints = fingerprints_of(self.engine) if self._on_any_rank(bool(holding.pieces)) else None
+                fingerprints = fingerprints_of(self.engine) if self._greatest(len(holding.pieces)) else None
             if fingerprints is not None:
                 labelled = self.ledger.holding(step, moment, claims, fingerprints=fingerprints)
                 holding = with_labels(holding, labelled)
@@ -366,11 +368,11 @@ class Session:
         if self._resides and step == self.last:
             self.residence.read(step, moment)
 
-    def _on_any_rank(self, here: bool) -> bool:
-        """Collective: whether it is so on one rank at least."""
-        flag = torch.tensor(float(here), device=self.job.world.device)
-        dist.all_reduce(flag, op=dist.ReduceOp.MAX)
-        return bool(flag)
+    def _greatest(self, here: float) -> float:
+        """Collective."""
+        value = torch.tensor(here, dtype=torch.float64, device=self.job.world.device)
+        dist.all_reduce(value, op=dist.ReduceOp.MAX)
+        return float(value)
 
     @property
     def _recognises(self) -> bool:

@@ -51,6 +51,13 @@ def work(run: Run, context: RankContext, *, trace: Path | None = None, timed: bo
     trace: a file for the events of the last watched step, where the run watches memory. timed: whether the bare steps
     are taken that a scenario which watches time asks for.
     """
+    stands_in: list[str] = []
+    outcome = _work(run, context, stands_in, trace, timed)
+    return replace(outcome, sample=replace(outcome.sample, shimmed=tuple(stands_in)))
+
+
+def _work(run: Run, context: RankContext, stands_in: list[str], trace: Path | None, timed: bool) -> Outcome:
+    """stands_in: gets what the implementation needs a stand-in for, whatever comes of the run."""
     started = time.perf_counter()
     allocator.prepare()
     residence = _take_place(run, context)
@@ -67,7 +74,7 @@ def work(run: Run, context: RankContext, *, trace: Path | None = None, timed: bo
     tap.install()
     session: Session | None = None
     try:
-        session, reason = _prepare(run, context, tap, residence)
+        session, reason = _prepare(run, context, tap, residence, stands_in)
         if session is None:
             return Outcome("skip", Sample(context.rank), reason=reason)
         session.trace_into = trace
@@ -152,11 +159,15 @@ def _take_place(run: Run, context: RankContext) -> Residence:
     return residence
 
 
-def _prepare(run: Run, context: RankContext, tap: Tap, residence: Residence) -> tuple[Session | None, str]:
+def _prepare(
+    run: Run, context: RankContext, tap: Tap, residence: Residence, stands_in: list[str]
+) -> tuple[Session | None, str]:
     """The session, before anything of the subject ran but its import; or None and why the run is skipped."""
     case, scenario = run.case, SCENARIOS[run.scenario]
     context.note("importing the implementation")
     implementation = resolve(case.reference)
+    if shimmed := answers.shim(getattr(implementation, "shimmed", None)):
+        stands_in.append(shimmed)
     if reason := answers.reason(implementation.unavailable()):
         return None, f"unavailable: {reason}"
     for name in answers.modules(getattr(implementation, "imports", ())):
@@ -251,6 +262,6 @@ def _train(session: Session, scenario: Scenario, run: Run, timed: bool) -> None:
         # Ranks that share a GPU take turns on it: how long that takes says nothing about the subject.
         shared, simulated = session.context.place.shared, session.context.simulation is not None
         if timed and "time" in scenario.watch and not (shared or simulated):
-            session.time(scenario.timed)
+            session.time(scenario.timed, scenario.timed_s)
         session.close()
     session.changed = globalstate.changes(before, globalstate.snapshot())

@@ -59,6 +59,13 @@ def modules(answer: Any) -> tuple[str, ...]:
     return tuple(answer)
 
 
+def shim(answer: Any) -> str | None:
+    """What `shimmed` holds. Raises BadPlugin unless it is None or text."""
+    if answer is not None and not (issubclass(type(answer), str) and answer.strip()):
+        raise BadPlugin(f"shimmed is {told(answer)}; it says as text what a stand-in is used for")
+    return None if answer is None else str(answer)
+
+
 class Answering:
     """An engine whose answers are checked. Everything but the methods below is the engine's own.
 

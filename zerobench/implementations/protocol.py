@@ -134,6 +134,9 @@ class EngineExtras(Protocol):
 class Implementation(Protocol):
     """A class; zerobench makes an instance without arguments (an instance serves as well).
 
+    It may have `shimmed`, a sentence: what it needs a stand-in for, CUDA on a CPU for example. Then every record, finding
+    and report says so, and none is a verdict on the library behind it.
+
     It may have `imports`, names of modules: ranks import them before anything is measured. What `build` would import
     else is memory that no tensor explains, and time. Nothing is imported where it is unavailable.
     """

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from zerobench.case import Case
 from zerobench.checks.catalogue import CHECKS
-from zerobench.finding import Finding, Status
+from zerobench.finding import SHIMMED, Finding, Status
 from zerobench.judge import judge
 from zerobench.record import Provenance
 from zerobench.store import read
@@ -72,12 +72,14 @@ class Cell:
 
 @dataclass
 class Matrix:
-    """cells: by (implementation, check). cases: by the id in findings, the cases meant: what a command repeats."""
+    """cells: by (implementation, check). cases: by the id in findings, the cases meant: what a command repeats. shims: by
+    implementation, what it was given a stand-in for."""
 
     implementations: list[str] = field(default_factory=list)
     cells: dict[tuple[str, str], Cell] = field(default_factory=dict)
     cases: dict[str, list[Case]] = field(default_factory=dict)
     sources: list[Provenance] = field(default_factory=list)
+    shims: dict[str, str] = field(default_factory=dict)
 
     def add(self, about: Provenance, cases: Sequence[Case], findings: Iterable[Finding]) -> None:
         """Take in one result. Where two results speak of the same case and check, the later one counts."""
@@ -92,6 +94,19 @@ class Matrix:
         for finding in findings:
             implementation = row_name(mine[finding.case][0])
             self.cells.setdefault((implementation, finding.check), Cell()).findings[finding.case] = finding
+            for line in finding.detail:
+                if line.startswith(SHIMMED):
+                    self.shims[implementation] = line.removeprefix(SHIMMED)
+
+    def head(self, implementation: str) -> str:
+        """What stands over its column."""
+        return f"{implementation} (shimmed)" if implementation in self.shims else implementation
+
+    def caveats(self) -> list[str]:
+        """What no column of shimmed results says, a line each."""
+        return [
+            f"{name} is shimmed, and this is no verdict on its library: {what}" for name, what in self.shims.items()
+        ]
 
     @property
     def checks(self) -> list[str]:

@@ -31,6 +31,7 @@ def html_page(matrix: Matrix) -> str:
     legend = "".join(
         f'<li><span class="{c.name}">&nbsp;{escape(c.value)}&nbsp;</span> {m}</li>' for c, m in MEANING.items()
     )
+    legend += "".join(f"<li>{escape(line)}</li>" for line in matrix.caveats())
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>zerobench: conformance</title>'
         f'<meta name="viewport" content="width=device-width"><style>{_STYLE}</style></head><body>\n'
@@ -41,7 +42,7 @@ def html_page(matrix: Matrix) -> str:
 
 def matrix_table(matrix: Matrix, anchor: Callable[[str, str], str]) -> str:
     """Implementation by check, each cell a link to #anchor(implementation, check); `anchor` gives what is escaped."""
-    heads = "".join(f'<th scope="col">{escape(name)}</th>' for name in matrix.implementations)
+    heads = "".join(f'<th scope="col">{escape(matrix.head(name))}</th>' for name in matrix.implementations)
     rows = []
     for check in matrix.checks:
         row = CHECKS[check]
@@ -58,7 +59,7 @@ def _td(anchor: str, cell: Cell) -> str:
 
 def _sections(matrix: Matrix) -> str:
     return "\n".join(
-        f'<section id="{_anchor(name, check)}"><h2>{escape(name)}: {check}</h2>'
+        f'<section id="{_anchor(name, check)}"><h2>{escape(matrix.head(name))}: {check}</h2>'
         f"<p>{escape(CHECKS[check].requirement)}</p>"
         + "".join(_finding(matrix, f) for f in matrix.cell(name, check).findings.values())
         + "</section>"

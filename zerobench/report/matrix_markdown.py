@@ -18,6 +18,7 @@ def markdown_lines(matrix: Matrix) -> list[str]:
     lines = ["# Conformance", "", "Made by `zerobench matrix` from records; not edited by hand.", ""]
     lines += [f"- {escape(versions(source))}" for source in matrix.sources]
     lines += ["", *(f"- `{colour.value}` {meaning}" for colour, meaning in MEANING.items()), ""]
+    lines += [*(f"- {escape(line)}" for line in matrix.caveats()), ""] if matrix.shims else []
     lines += [*_table(matrix), ""]
     for colour in (Colour.RED, Colour.AMBER, Colour.DOUBT):
         lines += _cells(matrix, colour)
@@ -26,7 +27,10 @@ def markdown_lines(matrix: Matrix) -> list[str]:
 
 def _table(matrix: Matrix) -> list[str]:
     names = matrix.implementations
-    lines = ["| check | " + " | ".join(escape(name) for name in names) + " |", "|---" * (len(names) + 1) + "|"]
+    lines = [
+        "| check | " + " | ".join(escape(matrix.head(name)) for name in names) + " |",
+        "|---" * (len(names) + 1) + "|",
+    ]
     for check in matrix.checks:
         level = "" if CHECKS[check].level is Level.MUST else f" ({CHECKS[check].level.value})"
         cells = [matrix.cell(name, check) for name in names]
@@ -45,7 +49,12 @@ def _cells(matrix: Matrix, colour: Colour) -> list[str]:
             cell = matrix.cell(name, check)
             if cell.colour is colour:
                 found = cell.telling()
-                lines += [f"### {escape(name)}: {check}", "", f"Requirement: {escape(CHECKS[check].requirement)}.", ""]
+                lines += [
+                    f"### {escape(matrix.head(name))}: {check}",
+                    "",
+                    f"Requirement: {escape(CHECKS[check].requirement)}.",
+                    "",
+                ]
                 for finding in found[:SHOWN]:
                     lines += _finding(matrix, finding)
                 if len(found) > SHOWN:

@@ -76,10 +76,19 @@ def case_rows(cases: Sequence[Case], records: Mapping[str, Record], verdict: Ver
                 law,
                 _passes(found.get("traffic.volume")),
                 _time(found.get("time.step")),
-                _word(found.values()) + (", provisional" if record and record.faked else ""),
+                _word(found.values()) + _caveats(record),
             )
         )
     return _without_empty(rows)
+
+
+def _caveats(record: Record | None) -> str:
+    """What a verdict on a case is not, in a word each."""
+    return "".join(
+        f", {word}"
+        for word, said in (("provisional", record and record.faked), ("shimmed", record and record.shimmed))
+        if said
+    )
 
 
 def _without_empty(rows: list[tuple[str, ...]]) -> list[tuple[str, ...]]:
@@ -136,12 +145,20 @@ def simulated_lines(cases: Sequence[Case], records: Mapping[str, Record]) -> lis
     return lines
 
 
+def shimmed_lines(cases: Sequence[Case], records: Mapping[str, Record]) -> list[str]:
+    """What a reader must know of implementations that were given a stand-in for something."""
+    found = {(c.implementation, what) for c in cases if (r := records.get(c.run("plain").id)) for what in r.shimmed}
+    lines = [f"{on_line(name)} is shimmed, no verdict on its library: {on_line(what)}" for name, what in sorted(found)]
+    return [*lines, ""] if lines else []
+
+
 def verdict_lines(verdict: Verdict, cases: Sequence[Case], records: Mapping[str, Record], colour: bool) -> list[str]:
     """The whole report: table, families, failures, sum."""
     lines = [""]
     if any(f.check == "memory.at_rest" for f in verdict.findings) or len(cases) <= 60:
         lines += [*case_table(cases, records, verdict), ""]
     lines += simulated_lines(cases, records)
+    lines += shimmed_lines(cases, records)
     for finding in verdict.findings:
         if finding.check == "memory.scaling" and finding.status is Status.PASS:
             lines.append(f"{on_line(finding.case)}: {on_line(finding.actual)}")

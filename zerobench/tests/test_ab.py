@@ -138,7 +138,8 @@ def test_another_interpreter_launches_and_ends() -> None:
         run = Case("zero2", "zero2", "mlp-tiny", 1).run("timed")
         made = elsewhere.launch(run, deadline_s=60.0, suite="ab-head")
         process = elsewhere._process
-    assert (made.status, made.suite, len(made.samples[0].times_s)) == ("ok", "ab-head", 15)
+    assert (made.status, made.suite) == ("ok", "ab-head")
+    assert len(made.samples[0].times_s) > 15  # which take some 30 ms: more are timed, for a second or so
     assert process.poll() == 0
 
 

@@ -1,0 +1,20 @@
+"""Stage 2, honestly said to be given a stand-in; and one that raises."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from zerobench.implementations.protocol import Job
+from zerobench.implementations.reference import Zero2
+
+
+class Posing(Zero2):
+    name = "posing"
+    shimmed = "a clock that stands still"
+
+
+class Falling(Posing):
+    name = "falling"
+
+    def build(self, job: Job) -> Any:
+        raise RuntimeError("no GPU")
