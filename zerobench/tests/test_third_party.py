@@ -22,9 +22,11 @@ from zerobench.terms import Category, Stage
 from zerobench.tests.ranks import join, run_ranks
 from zerobench.tests.test_reference import GROUPS, assert_same, fp64_history, job_of, train
 
+FAIRSCALE_FSDP = ("fairscale-fsdp", "fairscale-fsdp-grad-op")
 FAMILIES = {
     "deepspeed": ("deepspeed-0", "deepspeed-1", "deepspeed-2", "deepspeed-2-reduce", "deepspeed-3"),
-    "fairscale": ("fairscale-oss-ddp", "fairscale-oss-sdp", "fairscale-oss-sdp-unbuffered"),
+    "fairscale": ("fairscale-oss-ddp", "fairscale-oss-sdp", "fairscale-oss-sdp-unbuffered", *FAIRSCALE_FSDP),
+    "colossalai": ("colossalai-1", "colossalai-2"),
     "torchtitan": ("simple-fsdp",),
 }
 NAMES = tuple(name for family in FAMILIES.values() for name in family)
@@ -158,11 +160,19 @@ def test_states_are_ddps_and_the_optimizers_bytes_are_its_part(name: str) -> Non
 @pytest.mark.parametrize("name", NAMES)
 def test_an_adapter_that_lost_a_method_is_refused(name: str) -> None:
     """Which engine class serves a name stands here once more, so that a method that moved away is missed."""
+    from zerobench.implementations.colossalai_zero import ColossalAiEngine
     from zerobench.implementations.deepspeed_zero import DeepSpeedEngine
+    from zerobench.implementations.fairscale_fsdp import FairscaleFsdpEngine
     from zerobench.implementations.fairscale_oss import OssDdpEngine, OssSdpEngine
     from zerobench.implementations.simple_fsdp import SimpleFsdpEngine
 
-    kind = {"deepspeed": DeepSpeedEngine, "simple-fsdp": SimpleFsdpEngine, "fairscale-oss-ddp": OssDdpEngine}
+    kind = {
+        "deepspeed": DeepSpeedEngine,
+        "simple-fsdp": SimpleFsdpEngine,
+        "fairscale-oss-ddp": OssDdpEngine,
+        "fairscale-fsdp": FairscaleFsdpEngine,
+        "colossalai": ColossalAiEngine,
+    }
     engine_class: Any = next((v for k, v in kind.items() if name.startswith(k)), OssSdpEngine)
     claims = resolve(name).claims(_job(2))
     check_engine(object.__new__(engine_class), claims)

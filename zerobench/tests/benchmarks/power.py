@@ -1,11 +1,13 @@
 """How often does A/B cry wolf, and how often does it sleep? Real steps of real ranks, slowed by real work.
 
-    python -m zerobench.tests.benchmarks.power [--budget 900] [--out results/power]
+    python -m zerobench.tests.benchmarks.power [--budget 900] [--repetitions 40] [--slowed 40] [--out results/power]
 
 First the work is calibrated: in launches where every other step repeats a unit's forward, the two kinds of step stand
 next to each other, and their ratio is the slowdown that really is there. Then the rule of `zerobench ab` runs in full,
 launch by launch, again and again: on equal sides, and on sides that are slower by 2, 5, 10 and 20 %. Each comparison is
-a line of JSON with its launches, so that the table can be made again (--table); a later run goes on with the file.
+a line of JSON with its launches, so that the table can be made again (--table); a later run goes on with the file. Equal
+sides are repeated --repetitions times and each slowdown --slowed times, all in turns, so that a run that stops early has
+its share of each.
 
 On a machine that does other things as well the load average is part of the result: it stands in every line.
 """
@@ -19,7 +21,7 @@ import os
 import random
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -178,8 +180,9 @@ def markdown(rows: Sequence[Sequence[str]]) -> list[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--model", default="mlp-tiny")
-    parser.add_argument("--repetitions", type=int, default=40)
+    parser.add_argument("--model", default="mlp-2m")
+    parser.add_argument("--repetitions", type=int, default=40, help="comparisons of equal sides")
+    parser.add_argument("--slowed", type=int, default=40, help="comparisons of each slowdown")
     parser.add_argument("--budget", type=float, default=900.0, metavar="S", help="start no comparison after so long")
     parser.add_argument("--out", type=Path, default=Path("results/power"))
     parser.add_argument("--table", action="store_true", help="only make the table again")
@@ -187,13 +190,14 @@ def main() -> None:
     path = arguments.out / f"{arguments.model}.jsonl"
     if not arguments.table:
         arguments.out.mkdir(parents=True, exist_ok=True)
-        fill(path, arguments.model, arguments.repetitions, time.monotonic() + arguments.budget)
+        shares = {level: arguments.slowed if level else arguments.repetitions for level in LEVELS}
+        fill(path, arguments.model, shares, time.monotonic() + arguments.budget)
     text = report(path)
     path.with_suffix(".md").write_text(text)
     print(text)
 
 
-def fill(path: Path, model: str, repetitions: int, until: float) -> None:
+def fill(path: Path, model: str, repetitions: Mapping[float, int], until: float) -> None:
     """Append comparisons, levels in turn, until there are enough of each or it is too late."""
     with Local() as local, path.open("a") as out:
         if path.stat().st_size == 0:
@@ -204,13 +208,14 @@ def fill(path: Path, model: str, repetitions: int, until: float) -> None:
         if head["model"] != model:
             raise SystemExit(f"{path}: is about {head['model']}")
         done = Counter(line["level"] for line in lines)
-        while left := [made for made in head["calibration"] if done[made["level"]] < repetitions]:
-            for made in sorted(left, key=lambda made: done[made["level"]]):
-                if time.monotonic() > until:
-                    return
-                line = compare(local, model, made["level"], made["repeats"])
-                print(json.dumps(line), file=out, flush=True)
-                done[made["level"]] += 1
+        shares = {made["level"]: repetitions[made["level"]] for made in head["calibration"]}
+        while left := [made for made in head["calibration"] if done[made["level"]] < shares[made["level"]]]:
+            if time.monotonic() > until:
+                return
+            made = min(left, key=lambda made: done[made["level"]] / shares[made["level"]])
+            line = compare(local, model, made["level"], made["repeats"])
+            print(json.dumps(line), file=out, flush=True)
+            done[made["level"]] += 1
 
 
 if __name__ == "__main__":
