@@ -39,7 +39,7 @@ from zerobench.stats import Change, median, paired_ratio
 
 SUBJECT = "zerobench.tests.benchmarks.repeating:Repeating"
 LEVELS = (0.0, 0.02, 0.05, 0.10, 0.20)
-PROBE_REPEATS = 40
+PROBE_REPEATS = 200
 CALIBRATION_LAUNCHES = 12
 REDRAWN = 2000
 DEADLINE_S = 60.0
