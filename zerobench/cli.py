@@ -83,6 +83,7 @@ def parser() -> argparse.ArgumentParser:
     matrix.add_argument("result", nargs="+", help="results files (.jsonl); of one case and check the last counts")
     matrix.add_argument("-o", "--output", metavar="FILE.md", help="write Markdown there instead of printing it")
     matrix.add_argument("--html", metavar="FILE", help="write a page with every finding")
+    matrix.add_argument("--json", metavar="FILE", help="write a line a finding, behind the versions it was made with")
 
     accept = _command(commands, "accept", "make a result the baseline that later ones are compared with")
     accept.add_argument("result", help="a results file (.jsonl)")

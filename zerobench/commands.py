@@ -233,7 +233,7 @@ def _report_ab(arguments: Namespace, results: Results) -> int:
 
 
 def matrix(arguments: Namespace) -> int:
-    from zerobench.report.matrix import matrix_of
+    from zerobench.report.matrix import json_lines, matrix_of
     from zerobench.report.matrix_html import html_page
     from zerobench.report.matrix_markdown import markdown_lines
     from zerobench.store import StoreError
@@ -247,9 +247,11 @@ def matrix(arguments: Namespace) -> int:
             Path(arguments.html).write_text(html_page(found), encoding="utf-8")
         if arguments.output:
             write_lines(arguments.output, markdown_lines(found))
+        if arguments.json:
+            write_lines(arguments.json, json_lines(found))
     except OSError as error:
         return fail(f"{error.filename}: cannot be written: {error.strerror}; name another file", 3)
-    if not arguments.output and not arguments.html:
+    if not (arguments.output or arguments.html or arguments.json):
         print("\n".join(markdown_lines(found)))
     return 0
 

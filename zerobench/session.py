@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from contextlib import AbstractContextManager, ExitStack, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -265,7 +266,7 @@ class Session:
             self._at(step, "forward")
             watched = self.ledger is not None and step == self.last and closes
             if watched:
-                self.model.observe_forward(self._boundary_ahead)
+                self.model.observe_forward(partial(self._boundary, ahead=True))
             with self._phase(step, "forward"):
                 loss = self.engine.forward(batch, last=closes)
             self.model.observe_forward(None)
@@ -285,17 +286,12 @@ class Session:
             del loss
         return losses
 
-    def _boundary(self, unit: str) -> None:
+    def _boundary(self, unit: str, *, ahead: bool = False) -> None:
         assert self.ledger is not None
         live, calls = self.ledger.live(), len(self.tap.calls)
-        self._boundaries.append(Boundary(self.last, unit, live, self._bare.back.get(unit, 0), calls=calls))
-        self._trace.mark(f"backward reaches {unit}")
-
-    def _boundary_ahead(self, unit: str) -> None:
-        assert self.ledger is not None
-        live, calls = self.ledger.live(), len(self.tap.calls)
-        self._boundaries.append(Boundary(self.last, unit, live, self._bare.ahead.get(unit, 0), "forward", calls))
-        self._trace.mark(f"forward has done {unit}")
+        bare, phase = (self._bare.ahead, "forward") if ahead else (self._bare.back, "backward")
+        self._boundaries.append(Boundary(self.last, unit, live, bare.get(unit, 0), phase, calls))
+        self._trace.mark(f"forward has done {unit}" if ahead else f"backward reaches {unit}")
 
     def _all_batches(self, step: int) -> list[Batch]:
         """Every micro-batch of a step: all ranks' first, then all ranks' second, ..."""

@@ -14,6 +14,7 @@ The talk, over one Unix socket. To the server: a header (`HEADER`) whose message
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import importlib
 import json
@@ -26,6 +27,7 @@ import sys
 import time
 from typing import Any
 
+from zerobench.implementations import registry
 from zerobench.launch import folders, linux, ranks
 
 HEADER = struct.Struct("!I")
@@ -63,6 +65,7 @@ class _Server:
     def __init__(self, control: socket.socket, launcher: int) -> None:
         self.control, self.launcher = control, launcher
         self.ranks: set[int] = set()
+        self.known: set[str] = set()  # references whose module is imported, where it is one of ours
         self.wake_r, self.wake_w = os.pipe()
         os.set_blocking(self.wake_r, False)
         os.set_blocking(self.wake_w, False)
@@ -101,6 +104,7 @@ class _Server:
         return True
 
     def fork(self, order: dict[str, Any], fds: list[int], selector: selectors.BaseSelector) -> None:
+        self.prepare(order)
         server = os.getpid()
         try:
             pid = os.fork()
@@ -123,6 +127,23 @@ class _Server:
         for fd in fds:
             os.close(fd)
         self.tell(born=pid)
+
+    def prepare(self, order: dict[str, Any]) -> None:
+        """Import the module of an implementation that is our own, once: each rank would pay for it, a second for FSDP.
+
+        A stranger's is left to its ranks, and so are the libraries that an adapter imports when it is asked: what they
+        change in torch is for their own ranks alone.
+        """
+        with contextlib.suppress(Exception, SystemExit):
+            reference = order["run"]["case"]["reference"]
+            if reference in self.known:
+                return
+            self.known.add(reference)
+            place = (reference if ":" in reference else registry.find(reference).value).partition(":")[0]
+            if place.startswith("zerobench."):
+                importlib.import_module(place)
+                gc.collect()
+                gc.freeze()
 
     def kill(self, pid: int, number: int) -> None:
         """Signal a rank; SIGKILL goes to its whole process group, the others to the rank alone."""

@@ -67,9 +67,22 @@ class NoMatplotlib(Exception):
     """The library that draws is not installed; says what to do."""
 
 
-def svg(draw: Callable[[Axes], None], *, key: str, title: str, about: str, size: tuple[float, float]) -> str:
+FRAME = (0.62, 0.32, 0.5, 0.1)
+"""Inches left, right, below and above of axes whose labels are numbers of a few digits."""
+
+
+def svg(
+    draw: Callable[[Axes], None],
+    *,
+    key: str,
+    title: str,
+    about: str,
+    size: tuple[float, float],
+    frame: tuple[float, float, float, float] | None = None,
+) -> str:
     """What `draw` draws, as an element for a page. key: a word for its ids, once a page. about: the text alternative.
-    size: inches, which on the page are shares of the width. Raises NoMatplotlib."""
+    size: inches, which on the page are shares of the width. frame: room around the axes; None finds out what the labels
+    need, which takes half of a chart's time. Raises NoMatplotlib."""
     try:
         from matplotlib import rc_context
         from matplotlib.backends.backend_svg import FigureCanvasSVG
@@ -77,7 +90,10 @@ def svg(draw: Callable[[Axes], None], *, key: str, title: str, about: str, size:
     except ImportError as error:
         raise NoMatplotlib(f"charts need matplotlib ({error}): pip install 'zerobench[report]'") from None
     with rc_context(_STYLE):  # type: ignore[arg-type]
-        figure = Figure(figsize=size, layout="constrained")
+        figure = Figure(figsize=size, layout=None if frame else "constrained")
+        if frame:
+            (width, height), (left, right, below, above) = size, frame
+            figure.subplots_adjust(left / width, below / height, 1 - right / width, 1 - above / height)
         FigureCanvasSVG(figure)
         figure.patch.set_visible(False)
         axes = figure.add_subplot()

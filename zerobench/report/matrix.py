@@ -7,6 +7,7 @@ a run's exit code is, never a colour here; its reason stands with the cell. What
 
 from __future__ import annotations
 
+import json
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -152,6 +153,17 @@ def matrix_of(paths: Iterable[Path]) -> Matrix:
         verdict = judge(about.suite, cases, about.checks, results.records, by=about.judge, excuses=about.xfail)
         matrix.add(about, cases, verdict.findings)
     return matrix
+
+
+def json_lines(matrix: Matrix) -> list[str]:
+    """The whole matrix, a line of JSON a finding: its column (`row_name`), its colour and what the finding says. Before
+    them one line with what each result was made with, and what was not the real thing."""
+    lines = [json.dumps({"made_with": [versions(source) for source in matrix.sources], "shimmed": matrix.shims})]
+    for (implementation, check), cell in matrix.cells.items():
+        for finding in cell.findings.values():
+            head = {"implementation": implementation, "check": check, "colour": colour_of(finding).name.lower()}
+            lines.append(json.dumps(head | finding.to_json()))
+    return lines
 
 
 def versions(source: Provenance) -> str:

@@ -184,7 +184,14 @@ def _states(found: Sequence[figures.States]) -> Section:
             )
             said.append(f"n = {n}: {_psi(total, one.psi)}, formula {_psi(due, one.psi)}")
         about = f"Bytes of model states that a rank of {one.implementation} holds, divided by Psi. {'; '.join(said)}."
-        svg = charts.svg(charts.draw_states(one, top), key=f"states{i}", title=title, about=about, size=(3.9, 2.7))
+        svg = charts.svg(
+            charts.draw_states(one, top),
+            key=f"states{i}",
+            title=title,
+            about=about,
+            size=(3.9, 2.7),
+            frame=charts.FRAME,
+        )
         note = f"{one.model}, Psi = {count_text(one.psi)}"
         made.append(Chart(title, note, Markup(svg), head, tuple(rows)))
     return Section(
@@ -301,7 +308,14 @@ def _timelines(found: Sequence[figures.Timeline]) -> Section:
         most = max((p.live for p in one.points), default=0)
         peaks = ", ".join(f"{_psi(v, one.psi)} within {k}" for k, v in one.peaks.items())
         about = f"Live bytes on rank {one.rank} at {len(one.points)} places of a step: at most {_psi(most, one.psi)}; {peaks}."
-        svg = charts.svg(charts.draw_timeline(one, top), key=f"line{i}", title=title, about=about, size=(3.9, 2.7))
+        svg = charts.svg(
+            charts.draw_timeline(one, top),
+            key=f"line{i}",
+            title=title,
+            about=about,
+            size=(3.9, 2.7),
+            frame=charts.FRAME,
+        )
         note = f"{one.case.model}, n = {one.case.world_size}, rank {one.rank}"
         head = ("place", "live", "in Psi", "bare model")
         made.append(Chart(title, note, Markup(svg), head, tuple(rows)))

@@ -49,6 +49,12 @@ def nothing(run: Run, context: RankContext) -> Outcome:
     return _fine(context)
 
 
+def imported(run: Run, context: RankContext) -> Outcome:
+    """Which adapters of FSDP the rank was born with."""
+    names = sorted(m.rpartition(".")[2] for m in sys.modules if m.startswith("zerobench.implementations.fsdp"))
+    return _fine(context, sample=Sample(context.rank, changed=tuple(names)))
+
+
 def surroundings(run: Run, context: RankContext) -> Outcome:
     """What a plug-in finds around it, as a reason; and a second group over env://, as third parties open one."""
     import torch

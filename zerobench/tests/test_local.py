@@ -50,6 +50,24 @@ def failures(record: Record) -> list[Failure]:
     return [failure for failure in found if failure is not None]
 
 
+def test_our_own_adapters_are_imported_before_the_rank_that_needs_one_is_born(tmp_path: Path) -> None:
+    """Each rank would pay for it. A stranger's module is its rank's to import, and one that is not there is no crash."""
+    stranger = tmp_path / "stranger.py"
+    stranger.write_text("import zerobench.implementations.fsdp1")
+    ours = "zerobench.implementations.fsdp2:Fsdp2"
+    with Local(preload=("torch", "torch.distributed", "zerobench.tests.subjects")) as local:
+        for reference, there in (
+            (f"{stranger}:X", ()),
+            ("absent", ()),
+            ("zerobench.absent:X", ()),
+            (ours, ("fsdp2",)),
+            ("absent", ("fsdp2",)),
+        ):
+            run = Run("plain", Case("subject", reference, "none", 1))
+            (sample,) = local.launch(run, deadline_s=DEADLINE_S, target=target("imported")).samples
+            assert sample.changed == there
+
+
 @pytest.mark.parametrize("n", [1, 2, 5])  # five on fewer cores is fine
 def test_ranks_meet_and_their_samples_come_back_in_order(local: Local, n: int) -> None:
     record = launch(local, "adds", n)

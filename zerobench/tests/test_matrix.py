@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 from zerobench.case import Case
 from zerobench.finding import Finding, Status
 from zerobench.record import Provenance
-from zerobench.report.matrix import Colour, Matrix, colour_of, matrix_of
+from zerobench.report.matrix import Colour, Matrix, colour_of, json_lines, matrix_of, versions
 from zerobench.report.matrix_html import html_page
 from zerobench.report.matrix_markdown import code, escape, markdown_lines
 from zerobench.store import StoreError, Writer
@@ -116,6 +117,21 @@ def test_every_cell_of_the_page_opens_its_findings() -> None:
     for check in ("traffic.volume", "numerics.tied"):
         assert page.count(f'href="#one:{check}"') == 1 and page.count(f'id="one:{check}"') == 1
     assert "http" not in page.replace("https://", "http://").split("</style>")[0]
+
+
+def test_as_lines_of_json_every_finding_is_there_once() -> None:
+    other = replace(CASE, world_size=4)
+    made = matrix(
+        finding(**OWN), finding(other.id, **FAILS), finding(check="numerics.tied", **SKIPS), cases=(CASE, other)
+    )
+    head, *lines = [json.loads(line) for line in json_lines(made)]
+    assert head == {"made_with": [versions(ABOUT)], "shimmed": {}}
+    seen = [(line["implementation"], line["check"], line["case"], line["colour"], line["actual"]) for line in lines]
+    assert seen == [
+        ("one", "traffic.volume", CASE.id, "amber", "3 Psi"),
+        ("one", "traffic.volume", other.id, "red", "2 Psi"),
+        ("one", "numerics.tied", CASE.id, "grey", "unsupported: tied"),
+    ]
 
 
 def test_made_from_results_files(tmp_path: Path) -> None:
