@@ -30,6 +30,9 @@ def completes(view: View) -> Judgement:
         actual = f"left changed: {'; '.join(changed)}"
     else:
         actual = f"{len(view.records)} runs completed"
+    failed = dict.fromkeys(r.run.scenario for r in (*(c[0] for c in culprits), *broken))
+    if len(failed) > 1:
+        actual += f"; {len(failed)} of {len(view.records)} runs fail: {', '.join(failed)}"
     return Judgement(
         claim=verdict(holds),
         paper=verdict(holds),

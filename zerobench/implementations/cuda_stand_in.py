@@ -146,6 +146,7 @@ class _Cuda(TorchFunctionMode):
 
     _answers: Mapping[Any, Callable[..., Any]] = {
         Tensor.cuda: lambda tensor, *args, **kwargs: tensor,
+        Tensor.cpu: lambda tensor, *args, **kwargs: tensor.clone(),  # a copy, as from a GPU: its source may be reused
         Tensor.is_cuda.__get__: lambda tensor, *args: True,  # type: ignore[attr-defined]
         Tensor.type: _cuda_type,
         Tensor.pin_memory: lambda tensor, *args, **kwargs: tensor,

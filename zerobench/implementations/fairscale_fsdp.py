@@ -3,15 +3,18 @@
 What FairScale documents (docstrings of FullyShardedDataParallel and auto_wrap, 0.4.13), and is claimed:
 
 - `reshard_after_forward`: a unit's weights are freed after its forward and gathered again for its backward. The root's
-  are not, by default (`disable_reshard_on_root`: "needed immediately for the backward pass"), so that their share of Psi
-  is gathered once. Without it (fairscale-fsdp-grad-op) all are kept: stage 3's memory at rest, 2 A Psi a step.
+  are not, by default (`disable_reshard_on_root`: "needed immediately for the backward pass"), so that their share of
+  Psi is gathered once. Without it (fairscale-fsdp-grad-op) all are kept: stage 3's memory at rest, 2 A Psi a step.
 - `mixed_precision`: "a (sharded) master copy of the model weights will be maintained in FP32", gathered and reduced in
   16 bits, here in `compute_dtype`. The root casts fp32 inputs to fp16 whatever that is; a module here casts its own.
-- "Gradient accumulation can be done without" no_sync, "with the extra networking overhead": every micro-batch is reduced.
+- Accumulation "can be done without" no_sync, with more traffic: every micro-batch is reduced. By its shape alone a
+  parameter of one element is not told from its shard, and what is summed of its gradient is then reduced once more.
 - `flatten_parameters` makes one parameter of a unit's, so that they share a group and `requires_grad` (an assertion).
   A job with parameter groups or frozen parameters is not flattened; each parameter is then padded to a multiple of n.
 - A whole state is gathered by `state_dict` and `gather_full_optim_state_dict`, and cut again for as many ranks as there
-  are. "The optimizer's state is not modified."
+  are. The optimizer's "state is not modified": yet Adam's step counts become numbers, which torch's Adam refuses.
+- With activation checkpointing it is "strongly encouraged to use `checkpoint_wrapper`", not torch's `checkpoint`. In
+  torch's, without reentry, a unit is left in its forward, or without its weights. The module's own choice stays.
 
 `bucket_cap_mb` is 0: small gradients would share a buffer, in whole megabytes, more than most models here weigh; and it
 is reduced as a matrix, which NCCL takes and gloo does not. A unit's gradient is reduced by itself, and no bucket is

@@ -15,9 +15,10 @@ MegatronFSDP), and is claimed:
 - A unit's buffer is padded to a multiple of n rows of its widest parameter. There is no bucket size in
   this API.
 
-Gradients are averaged by PREMUL_SUM, which gloo has not: `calculate_per_token_loss` asks for sums, and the loss is
-divided by n. fully_shard_optimizer rather than fully_shard, which makes one group of all parameters. The library has no
-clipping and no loss scale of its own. Checkpoints are torch.distributed.checkpoint's, as the README has them.
+Gradients are averaged by PREMUL_SUM, which gloo has not, or with `average_in_collective` by AVG, which it has: so that is
+on; it asks for the size of the experts' mesh, so there is one. fully_shard_optimizer rather than fully_shard, which makes
+one group of all parameters. The library has no clipping and no loss scale of its own. Checkpoints are
+torch.distributed.checkpoint's, as the README has them.
 """
 
 from __future__ import annotations
@@ -63,16 +64,17 @@ class MegatronFsdpEngine:
         from megatron_fsdp import MixedPrecisionPolicy, fully_shard_model, fully_shard_optimizer
 
         logging.getLogger("megatron_fsdp").setLevel(logging.ERROR)  # it warns at every step of strategies 0 and 1
-        self.world, self.stage = job.world, stage
-        self.parts = job.micro_batches * job.world.size  # what a loss is divided by: the ranks' sum becomes a mean
+        self.stage, self.micro_batches = stage, job.micro_batches
         if job.precision != "fp32":
             job.module.to(job.dtype)
         n = job.world.size
         gradients = torch.float32 if job.options.get("main_grads_dtype") == "fp32" else None
         with cuda_on_cpu():
+            mesh = init_device_mesh(job.world.device.type, (n, 1), mesh_dim_names=("dp", "tp"))
             self.model = fully_shard_model(
                 job.module,
-                device_mesh=init_device_mesh(job.world.device.type, (n, 1), mesh_dim_names=("dp", "tp")),
+                device_mesh=mesh,
+                expt_device_mesh=mesh,
                 dp_shard_dim="dp",
                 tp_dim="tp",
                 fsdp_unit_modules=list(unit_types(job)),
@@ -80,7 +82,7 @@ class MegatronFsdpEngine:
                 device=job.world.device,
                 mixed_precision_policy=MixedPrecisionPolicy(main_grads_dtype=gradients),
                 overlap_grad_reduce=bool(job.options.get("overlap", True)),
-                calculate_per_token_loss=True,
+                average_in_collective=True,
             )
             # The module's parameters are the library's own by now, under the same names.
             optimizer = job.optimizer.torch()(job.param_groups(), **job.optimizer.options())
@@ -95,7 +97,7 @@ class MegatronFsdpEngine:
 
     def backward(self, loss: Tensor, *, last: bool) -> None:
         with cuda_on_cpu():
-            (loss / self.parts).backward()  # type: ignore[no-untyped-call]
+            (loss / self.micro_batches).backward()  # type: ignore[no-untyped-call]
 
     def step(self) -> StepReport:
         with cuda_on_cpu():

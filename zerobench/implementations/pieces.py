@@ -27,9 +27,7 @@ def joined(piece: Tensor) -> Tensor:
     return torch.cat([row[:numel] for row, numel in zip(every.view(n, largest), sizes.tolist(), strict=True)])
 
 
-def joined_states(
-    states: Mapping[str, Mapping[str, Any]], shapes: Mapping[str, Size]
-) -> dict[str, dict[str, Tensor]]:
+def joined_states(states: Mapping[str, Mapping[str, Any]], shapes: Mapping[str, Size]) -> dict[str, dict[str, Tensor]]:
     """Collective: every optimizer state, whole, for the parameters in `shapes`.
 
     states: by parameter, this rank's pieces of its moments and its scalars (a step count). A rank without a piece may

@@ -10,6 +10,8 @@ import pytest
 
 from zerobench.case import Case
 from zerobench.checks.catalogue import CHECKS
+from zerobench.checks.check import View
+from zerobench.checks.runtime import completes
 from zerobench.finding import Finding, Status, Verdict
 from zerobench.judge import judge, plan
 from zerobench.record import Call, Digest, Failure, Record, Sample
@@ -184,6 +186,18 @@ def test_a_run_that_did_not_end_fails_and_the_other_checks_say_so() -> None:
     assert "rank 1 died in backward of step 2: SIGKILL" in by_check["runtime.completes"].actual
     assert by_check["memory.at_rest"].status is Status.SKIP
     assert verdict.exit_code() == 1
+
+
+def test_every_run_that_failed_is_named() -> None:
+    """One crash must not hide another: of runs that fail for reasons of their own the first is told, all are named."""
+
+    def fallen(scenario: str) -> Record:
+        return record(
+            scenario, status="error", change=lambda s: replace(s, failure=Failure("raised", f"in {scenario}"))
+        )
+
+    view = View(CASE, {r.run.scenario: r for r in (fallen("plain"), fallen("accumulate-2"), record("wire"))})
+    assert completes(view).actual.endswith("raised: in plain; 2 of 3 runs fail: plain, accumulate-2")
 
 
 def test_a_missing_record_is_never_silence() -> None:

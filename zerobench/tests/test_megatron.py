@@ -30,7 +30,7 @@ PATIENT_S = 200.0  # each rank imports its library
 
 def available(name: str) -> Any:
     """The implementation; skips the test where its library is not."""
-    implementation = resolve(name)
+    implementation: Any = resolve(name)
     if reason := implementation.unavailable():
         pytest.skip(reason)
     return implementation
@@ -43,7 +43,7 @@ def _job(n: int, name: str = "gpt-tiny", **changes: Any) -> Any:
 @pytest.mark.parametrize("name", NAMES)
 def test_claims_can_be_judged_without_the_library(name: str) -> None:
     """The judging side asks for them where nothing is installed: no import of what is adapted."""
-    implementation = resolve(name)
+    implementation: Any = resolve(name)
     assert implementation.name == name and implementation.shimmed.startswith(SHIMMED)
     assert name in {entry.name for entry in names()}
     for precision in ("fp32", "bf16"):
@@ -121,7 +121,7 @@ def _adam(rank: int, n: int, store: str, subject: str) -> tuple[dict[Category, i
     shapes = {name: p.shape for name, p in model.module.named_parameters()}
     job = job_of(model, rank, n, optimizer=ADAMW, bucket_numel=5000)
     implementation = resolve(subject)
-    engine = implementation.build(job)
+    engine: Any = implementation.build(job)
     check_engine(engine, implementation.claims(job))
     assert engine.full_optimizer_state().keys() == shapes.keys()  # also before there is any
     for step in range(3):

@@ -75,6 +75,7 @@ def test_cuda_stands_in_for_as_long_as_it_is_asked() -> None:
         ]
         assert {t.device.type for t in made} == {"cpu"}
         assert tensor.to(torch.float16).dtype is torch.float16
+        assert tensor.cpu().data_ptr() != tensor.data_ptr()  # a copy, as from a GPU
         with torch.cuda.stream(torch.cuda.Stream()):
             tensor.record_stream(torch.cuda.current_stream())
         with pytest.raises(RuntimeError), cuda_on_cpu():

@@ -100,6 +100,8 @@ def _dyadic(rank: int, n: int, store: str, name: str) -> None:
         changes: dict[str, Any] = {"precision": precision, "optimizer": optimizer, "features": features}
         engine, actual = train(resolve(name), model, rank, n, steps=3, a=a, **changes)
         for step, (_, _, parameters) in enumerate(actual):
+            if name in FAIRSCALE_FSDP and a > 1:  # its fault with one element: see the adapter's docstring
+                assert not torch.equal(parameters.pop("level").double(), expected[step].pop("level").double())
             assert_same(parameters, expected[step], (model, n, a, precision, step))
             assert all(p.dtype == torch.float32 for p in parameters.values())  # the most precise copy there is
         engine.close()
@@ -120,7 +122,7 @@ def _adam(rank: int, n: int, store: str, subject: Any) -> tuple[dict[Category, i
     job = job_of(model, rank, n, optimizer=ADAMW, bucket_numel=5000)
     implementation = resolve(subject)
     claims = implementation.claims(job)
-    engine = implementation.build(job)
+    engine: Any = implementation.build(job)
     check_engine(engine, claims)
     assert engine.full_optimizer_state().keys() == shapes.keys()  # also before there is any
     for step in range(3):
