@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import torch
 
-from zerobench import models
 from zerobench.implementations.answers import claimed
 from zerobench.implementations.cuda_stand_in import SHIMMED
 from zerobench.implementations.protocol import ENGINE_METHODS
@@ -20,24 +19,12 @@ from zerobench.implementations.registry import BadPlugin, check_engine, names, r
 from zerobench.scenarios import ADAMW, SGD
 from zerobench.terms import Category, Stage
 from zerobench.tests.ranks import join, run_ranks
-from zerobench.tests.test_reference import GROUPS, assert_same, fp64_history, job_of, train
+from zerobench.tests.test_reference import GROUPS, assert_same, fp64_history, train
+from zerobench.tests.test_third_party import PATIENT_S, _adam, _job, available
 
 CORE = ("megatron-core-ddp", "megatron-core-distopt")
 FSDP = ("megatron-fsdp-0", "megatron-fsdp-1", "megatron-fsdp-2", "megatron-fsdp-3")
 NAMES = CORE + FSDP
-PATIENT_S = 200.0  # each rank imports its library
-
-
-def available(name: str) -> Any:
-    """The implementation; skips the test where its library is not."""
-    implementation: Any = resolve(name)
-    if reason := implementation.unavailable():
-        pytest.skip(reason)
-    return implementation
-
-
-def _job(n: int, name: str = "gpt-tiny", **changes: Any) -> Any:
-    return job_of(models.build(name, world_size=n, micro_batches=1), 0, n, **changes)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -112,31 +99,6 @@ def test_dyadic_is_bit_for_bit_fp64(name: str, precision: str) -> None:
     if "sgd" not in available(name).claims(_job(2, precision=precision)).supports:
         pytest.skip("claims no SGD")
     run_ranks(_dyadic, 2, name, precision, deadline_s=PATIENT_S)
-
-
-def _adam(rank: int, n: int, store: str, subject: str) -> tuple[dict[Category, int], dict[str, Any]]:
-    """Bytes that this rank claims after a third backward, and all optimizer states, whole, under the module's names."""
-    join(rank, n, store)
-    model = models.build("gpt-tiny", world_size=n, micro_batches=1)
-    shapes = {name: p.shape for name, p in model.module.named_parameters()}
-    job = job_of(model, rank, n, optimizer=ADAMW, bucket_numel=5000)
-    implementation = resolve(subject)
-    engine: Any = implementation.build(job)
-    check_engine(engine, implementation.claims(job))
-    assert engine.full_optimizer_state().keys() == shapes.keys()  # also before there is any
-    for step in range(3):
-        engine.backward(engine.forward(model.batch(step, rank, 0), last=True), last=True)
-        if step < 2:
-            engine.step()
-    held = engine.model_states()
-    for found in (engine.full_parameters(), engine.full_gradients()):
-        assert {name: tensor.shape for name, tensor in found.items()} == shapes
-        assert {tensor.dtype for tensor in found.values()} == {torch.float32}
-    states = engine.full_optimizer_state()
-    assert {name: s["exp_avg"].shape for name, s in states.items()} == shapes
-    values = {name: {k: v.tolist() for k, v in sorted(state.items())} for name, state in states.items()}
-    engine.close()
-    return {c: sum(t.numel() * t.itemsize for t in ts if t.numel() > 1) for c, ts in held.items()}, values
 
 
 @pytest.mark.timeout(2 * PATIENT_S)
