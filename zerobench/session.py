@@ -198,13 +198,13 @@ class Session:
                 engine.backward(loss, last=closes)
             engine.step()
 
-        def together() -> None:
+        def meet() -> None:
             self._at(self.last + 1, "timed step")  # a sign of progress, outside of what is timed
             dist.barrier()
 
         one()
         self._times = time_steps(
-            one, steps, least_s, barrier=together, seconds=self.device.seconds, greatest=self._greatest
+            one, steps, least_s, barrier=meet, seconds=self.device.seconds, greatest=self._greatest
         )
 
     def close(self) -> None:

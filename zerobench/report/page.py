@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
+from functools import partial
 from pathlib import Path
 
 import jinja2
@@ -166,6 +167,9 @@ def _environment() -> jinja2.Environment:
 # -- charts ------------------------------------------------------------------------------------------------------------
 
 
+_small = partial(charts.svg, size=(3.9, 2.7), frame=charts.FRAME)
+
+
 def _states(found: Sequence[figures.States]) -> Section:
     made = []
     top = 1.12 * max(
@@ -184,14 +188,7 @@ def _states(found: Sequence[figures.States]) -> Section:
             )
             said.append(f"n = {n}: {_psi(total, one.psi)}, formula {_psi(due, one.psi)}")
         about = f"Bytes of model states that a rank of {one.implementation} holds, divided by Psi. {'; '.join(said)}."
-        svg = charts.svg(
-            charts.draw_states(one, top),
-            key=f"states{i}",
-            title=title,
-            about=about,
-            size=(3.9, 2.7),
-            frame=charts.FRAME,
-        )
+        svg = _small(charts.draw_states(one, top), key=f"states{i}", title=title, about=about)
         note = f"{one.model}, Psi = {count_text(one.psi)}"
         made.append(Chart(title, note, Markup(svg), head, tuple(rows)))
     return Section(
@@ -308,14 +305,7 @@ def _timelines(found: Sequence[figures.Timeline]) -> Section:
         most = max((p.live for p in one.points), default=0)
         peaks = ", ".join(f"{_psi(v, one.psi)} within {k}" for k, v in one.peaks.items())
         about = f"Live bytes on rank {one.rank} at {len(one.points)} places of a step: at most {_psi(most, one.psi)}; {peaks}."
-        svg = charts.svg(
-            charts.draw_timeline(one, top),
-            key=f"line{i}",
-            title=title,
-            about=about,
-            size=(3.9, 2.7),
-            frame=charts.FRAME,
-        )
+        svg = _small(charts.draw_timeline(one, top), key=f"line{i}", title=title, about=about)
         note = f"{one.case.model}, n = {one.case.world_size}, rank {one.rank}"
         head = ("place", "live", "in Psi", "bare model")
         made.append(Chart(title, note, Markup(svg), head, tuple(rows)))

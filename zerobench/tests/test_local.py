@@ -50,14 +50,16 @@ def failures(record: Record) -> list[Failure]:
     return [failure for failure in found if failure is not None]
 
 
-def test_our_own_adapters_are_imported_before_the_rank_that_needs_one_is_born(tmp_path: Path) -> None:
+def test_our_own_adapters_are_imported_before_the_rank_that_needs_one_is_born(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Each rank would pay for it. A stranger's module is its rank's to import, and one that is not there is no crash."""
-    stranger = tmp_path / "stranger.py"
-    stranger.write_text("import zerobench.implementations.fsdp1")
+    (tmp_path / "stranger.py").write_text("import zerobench.implementations.fsdp1")
+    monkeypatch.syspath_prepend(tmp_path)
     ours = "zerobench.implementations.fsdp2:Fsdp2"
     with Local(preload=("torch", "torch.distributed", "zerobench.tests.subjects")) as local:
         for reference, there in (
-            (f"{stranger}:X", ()),
+            ("stranger:X", ()),
             ("absent", ()),
             ("zerobench.absent:X", ()),
             (ours, ("fsdp2",)),

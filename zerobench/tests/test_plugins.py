@@ -46,6 +46,14 @@ def test_a_newcomers_ddp_passes(tmp_path: Path) -> None:
     assert {check: f["status"] for check, f in found.items()} == dict.fromkeys((*KEPT, "runtime.completes"), "pass")
 
 
+def test_a_copy_that_one_rank_keeps_is_recognised_by_its_content(tmp_path: Path) -> None:
+    """Gathering what it may be a copy of is collective: ranks that hold nothing take part for one that does."""
+    code, found = conform(f"{PLUGINS / 'hoards.py'}:Hoards", tmp_path, "memory.unclaimed")
+    assert code == 1
+    assert found["memory.unclaimed"]["status"] == "fail" and found["memory.unclaimed"]["ranks"] == [1]
+    assert "weight" in found["memory.unclaimed"]["actual"] + " ".join(found["memory.unclaimed"]["detail"])
+
+
 def test_a_class_without_build_is_refused_by_name(tmp_path: Path) -> None:
     code, found = conform(f"{PLUGINS / 'broken.py'}:WithoutBuild", tmp_path, "numerics.gradient")
     assert code == 1
