@@ -166,10 +166,10 @@ def _prepare(
     case, scenario = run.case, SCENARIOS[run.scenario]
     context.note("importing the implementation")
     implementation = resolve(case.reference)
-    if shimmed := answers.shim(getattr(implementation, "shimmed", None)):
-        stands_in.append(shimmed)
     if reason := answers.reason(implementation.unavailable()):
         return None, f"unavailable: {reason}"
+    if shimmed := answers.shim(getattr(implementation, "shimmed", None)):
+        stands_in.append(shimmed)
     for name in answers.modules(getattr(implementation, "imports", ())):
         try:
             importlib.import_module(name)

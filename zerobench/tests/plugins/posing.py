@@ -1,4 +1,4 @@
-"""Stage 2, honestly said to be given a stand-in; and one that raises."""
+"""Stage 2, honestly said to be given a stand-in; one that raises; and one that is not there."""
 
 from __future__ import annotations
 
@@ -18,3 +18,10 @@ class Falling(Posing):
 
     def build(self, job: Job) -> Any:
         raise RuntimeError("no GPU")
+
+
+class Absent(Posing):
+    name = "absent"
+
+    def unavailable(self) -> str:
+        return "not installed"
