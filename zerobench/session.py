@@ -367,6 +367,8 @@ class Session:
     def _greatest(self, here: float) -> float:
         """Collective."""
         value = torch.tensor(here, dtype=torch.float64, device=self.job.world.device)
+        if self.ledger:
+            self.ledger.ignore([value])  # a backend may hold it when this has returned
         dist.all_reduce(value, op=dist.ReduceOp.MAX)
         return float(value)
 

@@ -16,7 +16,8 @@ saved for backward). Five things would make a count wrong:
    itself.
 
 And one would make it noisy: gloo's threads let go of a collective's tensors a little after `Work.wait` has returned,
-once they get the interpreter's lock. So after a wait, before a count is believed, they get time to (`settle`).
+once they get a core and the interpreter's lock. So after a wait, before a count is believed, they get time to
+(`settle`).
 """
 
 from __future__ import annotations
@@ -40,10 +41,15 @@ from torch._guards import detect_fake_mode
 from torch._subclasses.fake_tensor import FakeTensor
 
 from zerobench.probes.regions import plain
+from zerobench.probes.threads import others_are_ready
 from zerobench.probes.watch import Watch, hook, unhook
 
 SETTLE_S = 0.005
-"""Longest wait for a backend to let go. It takes some 0.1 ms where a core is free."""
+"""Wait for a backend to let go. It takes some 0.1 ms where a core is free."""
+
+LONGEST_SETTLE_S = 0.2
+"""The same while another thread of the process is ready to run: on a busy machine it may be the backend's, without a
+core."""
 
 
 class Role(Enum):
@@ -153,13 +159,19 @@ class Storages:
     def settle(self) -> None:
         """After a collective has ended, wait a moment for its backend to let go of what only the backend still holds.
 
-        At most SETTLE_S, and nothing where no collective has ended; a storage that has survived it is the subject's.
+        SETTLE_S, and again as long as another thread is ready to run, at most LONGEST_SETTLE_S; nothing where no
+        collective has ended. A storage that has survived it is the subject's.
         """
         if not self._waited:
             return
         self._waited = False
-        until = time.perf_counter() + SETTLE_S
-        while self._handed and time.perf_counter() < until:
+        now = time.perf_counter()
+        until, last = now + SETTLE_S, now + LONGEST_SETTLE_S
+        while self._handed:
+            if (now := time.perf_counter()) >= until:
+                if now >= last or not others_are_ready():
+                    break
+                until = now + SETTLE_S
             time.sleep(2e-5)  # lets go of the interpreter's lock
         for key in list(self._handed):
             entry = self._entries.get(key)
