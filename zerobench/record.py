@@ -194,6 +194,7 @@ class Sample:
     run_s: float = 0.0  # seconds from the rank's first line to its last
     faked: tuple[str, ...] = ()  # simulated: values that decide, which the subject asked for and nobody knows
     shimmed: tuple[str, ...] = ()  # what the implementation was given a stand-in for, in its own words
+    libraries: tuple[str, ...] = ()  # what stands behind the implementation, each with its version
 
 
 @dataclass(frozen=True)
@@ -243,6 +244,11 @@ class Record:
     def shimmed(self) -> tuple[str, ...]:
         """What was not the real thing, so that nothing here is a verdict on the library that the subject stands for."""
         return tuple(dict.fromkeys(what for sample in self.samples for what in sample.shimmed))
+
+    @property
+    def libraries(self) -> tuple[str, ...]:
+        """Name and version of what stands behind the implementation, beside torch and zerobench."""
+        return tuple(dict.fromkeys(what for sample in self.samples for what in sample.libraries))
 
     @property
     def faked(self) -> tuple[str, ...]:

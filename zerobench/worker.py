@@ -26,6 +26,7 @@ from zerobench.implementations import answers
 from zerobench.implementations.protocol import Job, Unsupported, World
 from zerobench.implementations.registry import BadPlugin, resolve
 from zerobench.launch import limits
+from zerobench.libraries import libraries
 from zerobench.models import build as build_model
 from zerobench.options import Watched
 from zerobench.probes import allocator, reference_process
@@ -51,13 +52,15 @@ def work(run: Run, context: RankContext, *, trace: Path | None = None, timed: bo
     trace: a file for the events of the last watched step, where the run watches memory. timed: whether the bare steps
     are taken that a scenario which watches time asks for.
     """
-    stands_in: list[str] = []
-    outcome = _work(run, context, stands_in, trace, timed)
-    return replace(outcome, sample=replace(outcome.sample, shimmed=tuple(stands_in)))
+    behind: dict[str, tuple[str, ...]] = {}
+    outcome = _work(run, context, behind, trace, timed)
+    return replace(outcome, sample=replace(outcome.sample, **behind))  # type: ignore[arg-type]
 
 
-def _work(run: Run, context: RankContext, stands_in: list[str], trace: Path | None, timed: bool) -> Outcome:
-    """stands_in: gets what the implementation needs a stand-in for, whatever comes of the run."""
+def _work(
+    run: Run, context: RankContext, behind: dict[str, tuple[str, ...]], trace: Path | None, timed: bool
+) -> Outcome:
+    """behind: gets what stands behind the implementation, as fields of Sample, whatever comes of the run."""
     started = time.perf_counter()
     allocator.prepare()
     residence = _take_place(run, context)
@@ -74,7 +77,7 @@ def _work(run: Run, context: RankContext, stands_in: list[str], trace: Path | No
     tap.install()
     session: Session | None = None
     try:
-        session, reason = _prepare(run, context, tap, residence, stands_in)
+        session, reason = _prepare(run, context, tap, residence, behind)
         if session is None:
             return Outcome("skip", Sample(context.rank), reason=reason)
         session.trace_into = trace
@@ -160,7 +163,7 @@ def _take_place(run: Run, context: RankContext) -> Residence:
 
 
 def _prepare(
-    run: Run, context: RankContext, tap: Tap, residence: Residence, stands_in: list[str]
+    run: Run, context: RankContext, tap: Tap, residence: Residence, behind: dict[str, tuple[str, ...]]
 ) -> tuple[Session | None, str]:
     """The session, before anything of the subject ran but its import; or None and why the run is skipped."""
     case, scenario = run.case, SCENARIOS[run.scenario]
@@ -169,8 +172,10 @@ def _prepare(
     if reason := answers.reason(implementation.unavailable()):
         return None, f"unavailable: {reason}"
     if shimmed := answers.shim(getattr(implementation, "shimmed", None)):
-        stands_in.append(shimmed)
-    for name in answers.modules(getattr(implementation, "imports", ())):
+        behind["shimmed"] = (shimmed,)
+    needed_modules = answers.modules(getattr(implementation, "imports", ()))
+    behind["libraries"] = libraries([*needed_modules, type(implementation).__module__])
+    for name in needed_modules:
         try:
             importlib.import_module(name)
         except ImportError as error:

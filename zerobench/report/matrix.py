@@ -18,7 +18,7 @@ from zerobench.case import Case
 from zerobench.checks.catalogue import CHECKS
 from zerobench.finding import SHIMMED, Finding, Status
 from zerobench.judge import judge
-from zerobench.record import Provenance
+from zerobench.record import Provenance, Record
 from zerobench.store import read
 
 
@@ -74,16 +74,21 @@ class Cell:
 @dataclass
 class Matrix:
     """cells: by (implementation, check). cases: by the id in findings, the cases meant: what a command repeats. shims: by
-    implementation, what it was given a stand-in for."""
+    implementation, what it was given a stand-in for. libraries: by name and version, the implementations that it stands
+    behind."""
 
     implementations: list[str] = field(default_factory=list)
     cells: dict[tuple[str, str], Cell] = field(default_factory=dict)
     cases: dict[str, list[Case]] = field(default_factory=dict)
     sources: list[Provenance] = field(default_factory=list)
     shims: dict[str, str] = field(default_factory=dict)
+    libraries: dict[str, list[str]] = field(default_factory=dict)
 
-    def add(self, about: Provenance, cases: Sequence[Case], findings: Iterable[Finding]) -> None:
-        """Take in one result. Where two results speak of the same case and check, the later one counts."""
+    def add(
+        self, about: Provenance, cases: Sequence[Case], findings: Iterable[Finding], records: Iterable[Record] = ()
+    ) -> None:
+        """Take in one result, its records for the versions of libraries. Where two results speak of the same case and
+        check, the later one counts."""
         self.sources.append(about)
         mine: dict[str, list[Case]] = {}
         for case in cases:
@@ -99,9 +104,20 @@ class Matrix:
                 if line.startswith(SHIMMED):
                     self.shims[implementation] = line.removeprefix(SHIMMED)
 
+        for record in records:
+            for library in record.libraries:
+                behind = self.libraries.setdefault(library, [])
+                if (name := row_name(record.run.case)) not in behind:
+                    behind.append(name)
+
     def head(self, implementation: str) -> str:
         """What stands over its column."""
         return f"{implementation} (shimmed)" if implementation in self.shims else implementation
+
+    def made_with(self) -> list[str]:
+        """Each result's versions, and those of the libraries behind some columns, a line each."""
+        lines = [versions(source) for source in self.sources]
+        return lines + [f"{library}: {', '.join(names)}" for library, names in sorted(self.libraries.items())]
 
     def caveats(self) -> list[str]:
         """What no column of shimmed results says, a line each."""
@@ -151,14 +167,14 @@ def matrix_of(paths: Iterable[Path]) -> Matrix:
         about = results.provenance
         cases = [Case.from_json(dict(case)) for case in about.cases]
         verdict = judge(about.suite, cases, about.checks, results.records, by=about.judge, excuses=about.xfail)
-        matrix.add(about, cases, verdict.findings)
+        matrix.add(about, cases, verdict.findings, results.records.values())
     return matrix
 
 
 def json_lines(matrix: Matrix) -> list[str]:
     """The whole matrix, a line of JSON a finding: its column (`row_name`), its colour and what the finding says. Before
     them one line with what each result was made with, and what was not the real thing."""
-    lines = [json.dumps({"made_with": [versions(source) for source in matrix.sources], "shimmed": matrix.shims})]
+    lines = [json.dumps({"made_with": matrix.made_with(), "shimmed": matrix.shims})]
     for (implementation, check), cell in matrix.cells.items():
         for finding in cell.findings.values():
             head = {"implementation": implementation, "check": check, "colour": colour_of(finding).name.lower()}

@@ -10,7 +10,7 @@ from html import escape as _escape
 
 from zerobench.checks.catalogue import CHECKS
 from zerobench.finding import Finding, Level
-from zerobench.report.matrix import MEANING, Cell, Matrix, colour_of, verdicts, versions
+from zerobench.report.matrix import MEANING, Cell, Matrix, colour_of, verdicts
 from zerobench.report.text import clean
 
 _STYLE = """
@@ -27,7 +27,7 @@ dt { color: #57606a; } dd { margin: 0 0 .3rem 1.5rem; }
 
 def html_page(matrix: Matrix) -> str:
     """A whole page. Its sections are named after implementation and check, so that a cell can be linked to."""
-    sources = "".join(f"<li>{escape(versions(source))}</li>" for source in matrix.sources)
+    sources = "".join(f"<li>{escape(line)}</li>" for line in matrix.made_with())
     legend = "".join(
         f'<li><span class="{c.name}">&nbsp;{escape(c.value)}&nbsp;</span> {m}</li>' for c, m in MEANING.items()
     )

@@ -6,7 +6,7 @@ import re
 
 from zerobench.checks.catalogue import CHECKS
 from zerobench.finding import Finding, Level
-from zerobench.report.matrix import MEANING, Colour, Matrix, counts, verdicts, versions
+from zerobench.report.matrix import MEANING, Colour, Matrix, counts, verdicts
 from zerobench.report.text import clean
 
 SHOWN = 3
@@ -16,7 +16,7 @@ SHOWN = 3
 def markdown_lines(matrix: Matrix) -> list[str]:
     """Lines of a whole document, without line ends."""
     lines = ["# Conformance", "", "Made by `zerobench matrix` from records; not edited by hand.", ""]
-    lines += [f"- {escape(versions(source))}" for source in matrix.sources]
+    lines += [f"- {escape(line)}" for line in matrix.made_with()]
     lines += ["", *(f"- `{colour.value}` {meaning}" for colour, meaning in MEANING.items()), ""]
     lines += [*(f"- {escape(line)}" for line in matrix.caveats()), ""] if matrix.shims else []
     lines += [*_table(matrix), ""]

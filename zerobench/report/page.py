@@ -366,6 +366,7 @@ def _provenance(about: Provenance, records: Mapping[str, Record]) -> list[tuple[
         ("zerobench", about.zerobench + (f" at {commit}" if commit else "")),
         ("Python", about.python),
         ("torch", about.torch),
+        ("libraries", ", ".join(sorted({name for record in records.values() for name in record.libraries}))),
         ("backend", about.backend),
         ("device", f"{about.device_count} x {about.device}" if about.device_count else about.device),
         ("interconnect", about.interconnect),

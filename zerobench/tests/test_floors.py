@@ -13,7 +13,7 @@ FLOORS = {
     0: "terms units codec files trace_folder interrupt",
     1: "claims scenarios case readings record finding loader coherence shape shipped suite",
     2: "analytic predict derived recipes stats sequential gloo nccl nvml accelerators",
-    3: "models implementations probes device rank oracle difference digest globalstate options",
+    3: "models implementations probes device rank oracle difference digest globalstate options libraries",
     4: "numerics session worker traced launch simulation mutants",
     5: "checks explain judge store shelf lines plausible provenance baseline baseline_file baseline_times machine history",
     6: "report doctor runner tracing selftest ab cli __main__ commands commands_info commands_explain "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -16,8 +17,9 @@ from zerobench.implementations.cuda_stand_in import cuda_on_cpu
 from zerobench.implementations.registry import BadPlugin
 from zerobench.judge import judge
 from zerobench.launch.local import Local
+from zerobench.libraries import libraries
 from zerobench.record import Record
-from zerobench.report.matrix import Matrix
+from zerobench.report.matrix import Matrix, versions
 from zerobench.report.matrix_html import html_page
 from zerobench.report.matrix_markdown import markdown_lines
 from zerobench.report.terminal import verdict_lines
@@ -37,6 +39,7 @@ def test_a_rank_says_it_whatever_comes_of_the_run() -> None:
         for name, status, said in (("Posing", "ok", (WHAT,)), ("Falling", "error", (WHAT,)), ("Absent", "skip", ())):
             made = local.launch(posing(name).run("plain"), deadline_s=60)
             assert (made.status, made.shimmed) == (status, said), made.reason
+            assert made.libraries == ((f"msgspec {version('msgspec')}",) if said else ())
             assert Record.from_json(made.to_json()) == made
 
 
@@ -50,9 +53,21 @@ def test_findings_tables_and_the_matrix_say_it() -> None:
     told = "\n".join(verdict_lines(verdict, [case], {made.id: made}, False))
     assert "pass, shimmed" in told and f"posing is shimmed, no verdict on its library: {WHAT}" in told
     matrix = Matrix()
-    matrix.add(ABOUT, [case], verdict.findings)
+    matrix.add(
+        ABOUT, [case], verdict.findings, [replace(made, samples=(replace(made.samples[0], libraries=("a 1",)),))]
+    )
+    assert matrix.made_with() == [versions(ABOUT), "a 1: posing"]
     for text in ("\n".join(markdown_lines(matrix)), html_page(matrix)):
-        assert "posing (shimmed)" in text and f"no verdict on its library: {WHAT}" in text
+        assert "posing (shimmed)" in text and "a 1: posing" in text and f"no verdict on its library: {WHAT}" in text
+
+
+def test_a_library_is_found_by_its_module_and_what_every_result_names_is_left_out() -> None:
+    assert libraries(
+        ["zerobench.cli", "torch.nn", "json", "ruamel.none", "pytest_benchmark.plugin", "", "pytest"]
+    ) == (
+        f"pytest-benchmark {version('pytest-benchmark')}",
+        f"pytest {version('pytest')}",
+    )
 
 
 def test_what_is_no_text_is_refused() -> None:

@@ -11,6 +11,7 @@ from zerobench.implementations.reference import Zero2
 class Posing(Zero2):
     name = "posing"
     shimmed = "a clock that stands still"
+    imports = ("msgspec.json",)
 
 
 class Falling(Posing):
