@@ -1,8 +1,10 @@
 """A record from its line, fast: what a results file of a hundred thousand lines is read with.
 
-Of the launches of a case only seconds and the allocator's count differ; the case, the claims, the model, the calls and
-nearly all else are the same text again. So a line is split where its values differ, and every other part is decoded by
-the codec once for each text that it has, and shared. That is safe because what a record holds is never changed.
+Of the launches of a case only `launch` and the seconds before it differ, and the samples behind it are mostly the same
+text again. So a line is cut before its samples: the head is decoded each time, with the case, the claims and the model
+once for each text that they have; the samples once for each text, and then copied with this launch's own values. Samples
+that are new are cut once more, and their parts decoded once for each text, since cases have much in common too. What is
+decoded once is shared, and that is safe because what a record holds is never changed.
 
 Only a line that is byte for byte what `Writer.write` would have written is taken; of any other `Reader.record` says
 None, and the codec reads it: slower, and with the place and the reason of what is wrong.
@@ -23,12 +25,15 @@ import msgspec
 from zerobench.claims import Claims
 from zerobench.codec import decode
 from zerobench.files import has_long_number, json_line
-from zerobench.record import SCHEMA, Holding, Record, Sample
+from zerobench.record import LAUNCH, SCHEMA, Holding, Record, Sample
 
-SPLIT = (Record, Sample, Holding)
-"""The dataclasses that have values of their own in every launch, and parts that they share with others."""
+SPLIT = (Sample, Holding)
+"""The dataclasses that have values of their own in every case, and parts that they share with others."""
+CUT = b',"samples":'
+"""Where a line is cut. It is in no text of JSON, whose quotes have a backslash."""
 ROOM_NBYTES = 48 << 20
-"""Text of shared parts that is remembered at most. What comes in thousands is small; beyond, remembering begins anew."""
+"""Text of shared parts that is remembered at most. What comes in thousands is small; beyond, remembering begins anew. Of
+whole samples as much once more; beyond, those that are there stay, since launches of many cases come in turns."""
 WHOLE = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 
 
@@ -37,27 +42,64 @@ class Reader:
     that was ok with its claims."""
 
     def __init__(self) -> None:
-        mirror, self._line = _mirrors()
         self.new, self._room = False, ROOM_NBYTES
         self._parts: list[_Parts] = []
         self._claimed: set[int] = set()  # claims, by identity, that a run which was ok has made
-        self._fill = self._filler(Record, mirror)
+        made = _made()
+        self._head, self._made = made.head, made
+        hints = get_type_hints(Record)
+        self._run, self._claims, self._model = (self._remembered(hints[n]) for n in ("run", "claims", "model"))
+        self._told: dict[bytes, tuple[Any, ...]] = {}  # samples but for what is a launch's own, by their text
+        self._told_room = ROOM_NBYTES
+        self._fill = self._filler(Sample, made.told)
 
     def record(self, line: bytes) -> Record | None:
         """The record that `line`, with its end, stands for; None where that has to be found out more slowly."""
         self.new = False
+        at = line.find(CUT)
+        if at < 0 or not line.endswith(b"}}\n"):
+            return None
+        head, tail = line[:at] + b"}}", line[at + len(CUT) : -3]
         try:
-            found = self._line.decode(line)
-            if msgspec.json.encode(found) + b"\n" != line or found.record.schema > SCHEMA:
+            found = self._head.decode(head)
+            if msgspec.json.encode(found) != head or found.record.schema != SCHEMA:
                 return None
-            self._fill(found.record)
+            record = self._record(found.record, self._told.get(tail) or self._samples(tail))
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
             return None
-        record: Record = found.record
         if record.status == "ok" and id(record.claims) not in self._claimed:
             self.new = True
             self._claimed.add(id(record.claims))
         return record
+
+    def _record(self, head: Any, told: tuple[Any, ...]) -> Record:
+        """Raises ValueError where there is not one value of a launch for each sample."""
+        sample, own = self._made.sample, head.launch
+        record: Record = self._made.record(
+            intern(head.suite),
+            self._run[bytes(head.run)],
+            intern(head.status),
+            intern(head.reason),
+            self._claims[bytes(head.claims)],
+            self._model[bytes(head.model)],
+            tuple([sample(*each) for each in zip(told, own.times_s, own.run_s, own.allocator, strict=True)]),
+            head.wall_s,
+            intern(head.provenance),
+            head.schema,
+        )
+        return record
+
+    def _samples(self, tail: bytes) -> tuple[Any, ...]:
+        """What samples say that is not a launch's own. Raises ValueError where the text is not what would be written."""
+        told: tuple[Any, ...] = self._made.samples.decode(tail)
+        if msgspec.json.encode(told) != tail:
+            raise ValueError
+        for each in told:
+            self._fill(each)
+        if len(tail) < self._told_room:
+            self._told_room -= len(tail) + 100
+            self._told[tail] = told
+        return told
 
     def _filler(self, kind: type, mirror: type) -> Callable[[Any], None]:
         """A function that makes of a decoded mirror what it is a mirror of, in place."""
@@ -73,7 +115,7 @@ class Reader:
             elif (split := _split(hints[field.name])) is not None:
                 inner.append((field.name, self._filler(split, get_args(field.type)[0])))
 
-        # Written out, as dataclasses write their own methods: half a million of these are filled for one large file.
+        # Written out, as dataclasses write their own methods: a hundred thousand are filled for one large file.
         names: dict[str, Any] = {"kind": kind, "intern": intern}
         steps = [f"found.{name} = intern(found.{name})" for name in words]
         for i, (name, remembered) in enumerate(parts):
@@ -82,7 +124,8 @@ class Reader:
         for name, filler in inner:
             names[f"fill_{name}"] = filler
             steps.append(f"for each in found.{name}: fill_{name}(each)")
-        steps.append("found.__class__ = kind")  # of the same slots: no value is copied
+        if kind is not Sample:
+            steps.append("found.__class__ = kind")  # of the same slots: no value is copied
         exec("def fill(found):\n " + "\n ".join(steps), names)
         filled: Callable[[Any], None] = names["fill"]
         return filled
@@ -135,17 +178,63 @@ class _Parts(dict[bytes, Any]):
         return value if msgspec.json.encode(value) == text else None
 
 
+@dataclasses.dataclass(frozen=True)
+class _Made:
+    """What is made once of the dataclasses of a record. told: Sample without the fields of LAUNCH. record: as Record, with
+    all values by position. sample: a Sample of what is told, and then the fields of LAUNCH."""
+
+    head: msgspec.json.Decoder[Any]
+    samples: msgspec.json.Decoder[Any]
+    told: type
+    record: Callable[..., Record]
+    sample: Callable[..., Sample]
+
+
 @cache
-def _mirrors() -> tuple[type, msgspec.json.Decoder[Any]]:
-    mirror = _mirror(Record)
-    return mirror, msgspec.json.Decoder(dataclasses.make_dataclass("Line", [("record", mirror)]))
+def _made() -> _Made:
+    hints, fields = get_type_hints(Sample), [field.name for field in dataclasses.fields(Sample)]
+    launch = dataclasses.make_dataclass("Launch", [(n, tuple[_number(hints[n]), ...]) for n in LAUNCH])  # type: ignore[misc]
+    head = [(name, kind) for name, kind in _mirrored(Record) if name != "samples"]
+    head_kind = dataclasses.make_dataclass("Head", [*head, ("launch", launch)], slots=True)
+    told = dataclasses.make_dataclass("Told", [p for p in _mirrored(Sample) if p[0] not in LAUNCH], slots=True)
+    names = {"Sample": Sample, "Open": _open(Sample)}
+    values = ", ".join(name if name in LAUNCH else f"told.{name}" for name in fields)
+    source = f"def sample(told, {', '.join(LAUNCH)}):\n it = Open({values})\n it.__class__ = Sample\n return it"
+    exec(source, names)
+    open_record = _open(Record)
+
+    def record(*values: Any) -> Record:
+        made = open_record(*values)
+        made.__class__ = Record
+        return made  # type: ignore[no-any-return]
+
+    return _Made(
+        msgspec.json.Decoder(dataclasses.make_dataclass("Line", [("record", head_kind)])),
+        msgspec.json.Decoder(tuple[told, ...]),  # type: ignore[valid-type]
+        told,
+        record,
+        names["sample"],  # type: ignore[arg-type]
+    )
+
+
+def _open(kind: type) -> Any:
+    """A dataclass with the slots of `kind` that can still be changed: to make one takes a third of the time."""
+    return dataclasses.make_dataclass("Open", [field.name for field in dataclasses.fields(kind)], slots=True)
+
+
+def _number(hint: Any) -> Any:
+    """`hint` with whole numbers of 64 bits."""
+    return tuple[Union[WHOLE, None], ...] if hint == tuple[int | None, ...] else hint  # noqa: UP007
+
+
+def _mirrored(kind: type) -> list[tuple[str, Any]]:
+    """The fields of a mirror of `kind`: plain values as they are, split ones as mirrors, all others as text."""
+    hints = get_type_hints(kind)
+    return [(f.name, _kept(hints[f.name])) for f in dataclasses.fields(kind)]
 
 
 def _mirror(kind: type) -> type:
-    """A dataclass with the slots of `kind`: plain values as they are, split ones as mirrors, all others as text."""
-    hints = get_type_hints(kind)
-    fields = [(f.name, _kept(hints[f.name])) for f in dataclasses.fields(kind)]
-    return dataclasses.make_dataclass(kind.__name__, fields, slots=True)
+    return dataclasses.make_dataclass(kind.__name__, _mirrored(kind), slots=True)
 
 
 def _kept(hint: Any) -> Any:

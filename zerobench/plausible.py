@@ -39,6 +39,8 @@ def _in_order(record: Record) -> bool:
     for rank, sample in enumerate(record.samples):
         if sample.rank != rank or len(sample.times_s) != steps or sample.wire is not None:
             return False
+        if len(sample.allocator) != len(sample.holdings):
+            return False
         for seconds in sample.times_s:
             if not 0 < seconds <= MOST_SECONDS:
                 return False
@@ -125,6 +127,8 @@ def _sample(sample: Sample, where: str, known: bool) -> Iterator[str]:
             yield f"{where}.times_s[{i}]: {seconds} is not a positive number of seconds"
     if sample.wire is not None and sample.wire.steps < 1:
         yield f"{where}.wire.steps: {sample.wire.steps}, not at least 1"
+    if len(sample.allocator) not in (0, len(sample.holdings)):
+        yield f"{where}.allocator: {len(sample.allocator)} counts for {len(sample.holdings)} holdings"
     if known:
         return
     for i, call in enumerate(sample.calls):

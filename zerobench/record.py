@@ -16,8 +16,11 @@ from zerobench.codec import decode, encode
 from zerobench.readings import CPU, DevicePeak, Links, Place, Resident
 from zerobench.terms import Collective, Moment
 
-SCHEMA = 1
+SCHEMA = 2
+"""1: what differs from launch to launch stood in its place within the samples, not in `launch` before them."""
 UPGRADE = ": upgrade it"
+LAUNCH = ("times_s", "run_s", "allocator")
+"""The fields of Sample that differ from launch to launch of the same case; all others are mostly the same again."""
 
 
 @dataclass(frozen=True)
@@ -61,8 +64,7 @@ class Holding:
 
     claimed: by category (numel x itemsize of the engine's claim, each region once), one-element tensors left out;
     scalars: those. live: all storages the ledger knows. unclaimed: storage bytes that no claim covers, the excess of a
-    storage over the claimed views of it included. allocator: an independent count, the C allocator's on a CPU, the
-    caching allocator's requested bytes on CUDA (and for what lies elsewhere the ledger's own).
+    storage over the claimed views of it included.
     dtypes: bytes by category and dtype. looks_like: claimed bytes by category whose content matches another category.
     """
 
@@ -72,7 +74,6 @@ class Holding:
     live: int
     unclaimed: int
     scalars: int = 0
-    allocator: int | None = None
     pieces: tuple[Piece, ...] = ()
     dtypes: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
@@ -171,11 +172,16 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What one rank saw."""
+    """What one rank saw.
+
+    allocator: for each of `holdings` an independent count of what is `live` there, the C allocator's on a CPU, the caching
+    allocator's requested bytes on CUDA (and for what lies elsewhere the ledger's own); None where it does not count.
+    """
 
     rank: int
     calls: tuple[Call, ...] = ()
     holdings: tuple[Holding, ...] = ()
+    allocator: tuple[int | None, ...] = ()
     peaks: tuple[Peak, ...] = ()
     boundaries: tuple[Boundary, ...] = ()
     bare_peaks: tuple[Peak, ...] = ()  # of the same model run bare, over its parameters; step -1
@@ -195,6 +201,11 @@ class Sample:
     faked: tuple[str, ...] = ()  # simulated: values that decide, which the subject asked for and nobody knows
     shimmed: tuple[str, ...] = ()  # what the implementation was given a stand-in for, in its own words
     libraries: tuple[str, ...] = ()  # what stands behind the implementation, each with its version
+
+    def witnessed(self, holding: Holding) -> int | None:
+        """What the allocator counted at one of `holdings`."""
+        counts = zip(self.holdings, self.allocator, strict=False)
+        return next((count for held, count in counts if held is holding), None)
 
 
 @dataclass(frozen=True)
@@ -256,7 +267,10 @@ class Record:
         return tuple(dict.fromkeys(what for sample in self.samples for what in sample.faked))
 
     def to_json(self) -> dict[str, Any]:
-        return {"record": encode(self) | {"claims": self.claims.to_json() if self.claims else None}}
+        body = encode(self) | {"claims": self.claims.to_json() if self.claims else None}
+        samples = body.pop("samples")
+        launch = {name: [sample.pop(name) for sample in samples] for name in LAUNCH}
+        return {"record": body | {"launch": launch, "samples": samples}}
 
     @classmethod
     def from_json(cls, data: Any) -> Record:
@@ -267,7 +281,9 @@ class Record:
         if not isinstance(body.get("schema"), int) or body["schema"] > SCHEMA:
             raise ValueError(f"record schema {body.get('schema')!r}; this zerobench reads up to {SCHEMA}{UPGRADE}")
         claims = body.get("claims")
-        kept = {k: v for k, v in body.items() if k != "claims"}
+        kept = {k: v for k, v in body.items() if k not in ("claims", "launch")}
+        kept["samples"] = _whole(body) if body["schema"] > 1 else _allocated(body.get("samples", []))
+        kept["schema"] = SCHEMA
         kept["claims"] = None
         record = decode(cls, kept, "record")
         try:
@@ -276,6 +292,34 @@ class Record:
             raise ValueError(f"record.claims.{missing.args[0]} is missing") from None
         except (TypeError, AttributeError) as error:
             raise ValueError(f"record.claims: {error}") from None
+
+
+def _whole(body: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The samples of a record, each with what stands in `launch` for it."""
+    samples, launch = body.get("samples", []), body.get("launch", {})
+    if not isinstance(samples, list) or not isinstance(launch, Mapping):
+        raise ValueError("record.samples and record.launch are a list and an object")
+    whole = [dict(sample) if isinstance(sample, Mapping) else sample for sample in samples]
+    for name in LAUNCH if samples else ():
+        each = launch.get(name, [])
+        if not isinstance(each, list) or len(each) != len(samples):
+            raise ValueError(f"record.launch.{name}: expected a list of {len(samples)}, one for each of the samples")
+        for sample, value in zip(whole, each, strict=True):
+            if isinstance(sample, dict):
+                sample[name] = value
+    return whole
+
+
+def _allocated(samples: Any) -> Any:
+    """Samples of schema 1, where the allocator's count was a part of each holding."""
+    out = []
+    for sample in samples if isinstance(samples, list) else ():
+        holdings = sample.get("holdings", []) if isinstance(sample, Mapping) else None
+        if not isinstance(holdings, list):
+            return samples  # the codec says what is wrong with it
+        counts = [h.get("allocator") if isinstance(h, Mapping) else None for h in holdings]
+        out.append({**sample, "allocator": counts})
+    return out if isinstance(samples, list) else samples
 
 
 @dataclass(frozen=True)

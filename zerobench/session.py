@@ -72,6 +72,7 @@ class Session:
         self._trace = Untraced()
         self._watching = ExitStack()
         self._holdings: list[Holding] = []
+        self._counted: list[int | None] = []  # for each of these, by the allocator
         self._boundaries: list[Boundary] = []
         self._digests: list[Digest] = []
         self._reports: list[Report] = []
@@ -217,6 +218,7 @@ class Session:
             rank=self.context.rank,
             calls=tuple(self.tap.calls),
             holdings=tuple(self._holdings),
+            allocator=tuple(self._counted),
             peaks=tuple(self.ledger.peaks) if self.ledger else (),
             boundaries=tuple(self._boundaries),
             bare_peaks=self._bare.peaks,
@@ -354,6 +356,7 @@ class Session:
             claims = self.engine.model_states()
             self._trace.claim(claims)
             holding = self.ledger.holding(step, moment, claims)
+        counted = self.ledger.witnessed
         if step == self.last and moment is Moment.BACKWARD and self._recognises:
             with self._reading():
                 fingerprints = fingerprints_of(self.engine) if self._greatest(len(holding.pieces)) else None
@@ -361,6 +364,7 @@ class Session:
                 labelled = self.ledger.holding(step, moment, claims, fingerprints=fingerprints)
                 holding = with_labels(holding, labelled)
         self._holdings.append(holding)
+        self._counted.append(counted)
         if self._resides and step == self.last:
             self.residence.read(step, moment)
 

@@ -276,11 +276,12 @@ def closure(view: View) -> Judgement:
     """
     gaps: dict[int, list[tuple[int, int]]] = {}
     for sample in view.samples:
-        for h in sample.holdings:
-            if h.allocator is None:
+        counts = sample.allocator or (None,) * len(sample.holdings)
+        for h, counted in zip(sample.holdings, counts, strict=True):
+            if counted is None:
                 raise NotApplicable("this machine's allocator does not count what it hands out")
             if h.step >= 1:
-                gaps.setdefault(sample.rank, []).append((abs(h.allocator - h.live), h.live))
+                gaps.setdefault(sample.rank, []).append((abs(counted - h.live), h.live))
     if not gaps:
         raise NotApplicable("memory was not watched")
     least = {rank: min(found) for rank, found in gaps.items()}

@@ -17,7 +17,7 @@ from zerobench.record import Holding, Record, Sample
 from zerobench.terms import Moment
 from zerobench.units import nbytes_text
 
-LEDGER = "Holding.allocator"
+LEDGER = "Sample.allocator"
 ON_CPU, ON_GPU = ("malloc", "rss"), ("requested", "allocated", "active", "reserved", "nvml")
 """Levels from the inside out."""
 GROWING = ("allocated", "active", "reserved")
@@ -45,23 +45,23 @@ def witnessed(view: View) -> Waterfall | None:
         (sample, h)
         for sample in view.samples
         for h in sample.holdings
-        if h.moment is Moment.STEPPED and h.step >= 1 and h.allocator is not None
+        if h.moment is Moment.STEPPED and h.step >= 1 and sample.witnessed(h) is not None
     ]
     least: dict[int, tuple[Sample, Holding]] = {}
-    for sample, h in sorted(rows, key=lambda row: abs(_gap(row[1]))):
+    for sample, h in sorted(rows, key=lambda row: abs(_gap(*row))):
         least.setdefault(sample.rank, (sample, h))
     if not least:
         return None
-    sample, holding = max(least.values(), key=lambda pair: pair[1].allocator or 0)
+    sample, holding = max(least.values(), key=lambda pair: pair[0].witnessed(pair[1]) or 0)
     steps = Steps()
     add_holding(steps, view, sample, holding)
-    _add_beside(steps, view, holding)
-    nbytes = holding.allocator or 0
+    _add_beside(steps, view, sample, holding)
+    nbytes = sample.witnessed(holding) or 0
     return _waterfall(
         view,
         sample,
         "at rest",
-        f"bytes that the allocator counts for the subject after step {holding.step}, {how(view)} (Holding.allocator)",
+        f"bytes that the allocator counts for the subject after step {holding.step}, {how(view)} ({LEDGER})",
         nbytes,
         steps,
     )
@@ -82,7 +82,7 @@ def _resident(view: View, sample: Sample, resident: Resident, holding: Holding) 
     cuda = sample.place.cuda
     steps = Steps()
     add_holding(steps, view, sample, holding)
-    _add_beside(steps, view, holding)
+    _add_beside(steps, view, sample, holding)
     chain: list[str] = []
     for outer in ON_GPU if cuda else ON_CPU:
         level = resident.level(outer)
@@ -133,7 +133,7 @@ def _difference(record: Record, rank: int, outer: str, inner: str) -> int | None
         if sample.rank != rank or resident is None or holding is None:
             continue
         level, below = resident.level(outer), resident.level(inner)
-        within = holding.allocator if inner == LEDGER else below.difference if below else None
+        within = sample.witnessed(holding) if inner == LEDGER else below.difference if below else None
         if level is not None and level.difference is not None and within is not None:
             return level.difference - within
     return None
@@ -180,24 +180,25 @@ def _add_process(steps: Steps, view: View, sample: Sample) -> None:
     """Requested bytes that are not the subject's: what is there at rest is there at the peak."""
     resident, holding = _after(sample, view.last_step), find(sample, view.last_step, Moment.STEPPED)
     level = resident.level("requested") if resident else None
-    if holding is None or holding.allocator is None or level is None or level.raw is None:
+    counted = sample.witnessed(holding) if holding is not None else None
+    if counted is None or level is None or level.raw is None:
         steps.absent.append(f"{BESIDE}: requested bytes were not read at rest")
         return
     steps.add(
         BESIDE,
-        level.raw - holding.allocator,
+        level.raw - counted,
         Kind.MEASURED,
-        "Level.raw of requested less Holding.allocator, at rest: batches, books, and what was there before",
+        f"Level.raw of requested less {LEDGER}, at rest: batches, books, and what was there before",
     )
 
 
-def _gap(holding: Holding) -> int:
-    return (holding.allocator or 0) - holding.live
+def _gap(sample: Sample, holding: Holding) -> int:
+    return (sample.witnessed(holding) or 0) - holding.live
 
 
-def _add_beside(steps: Steps, view: View, holding: Holding) -> None:
+def _add_beside(steps: Steps, view: View, sample: Sample, holding: Holding) -> None:
     """What the C allocator counts beside tensors, as far as memory.closure allows; on CUDA nothing is allowed."""
-    if holding.allocator is None:
+    if sample.witnessed(holding) is None:
         steps.absent.append("what the allocator counts beside tensors: it does not count")
         return
     if any(s.place.cuda for s in view.samples):
@@ -205,9 +206,9 @@ def _add_beside(steps: Steps, view: View, holding: Holding) -> None:
     allowed = max(CLOSURE_NBYTES, holding.live // 50)
     steps.add(
         "beside tensors, in the C allocator",
-        max(0, min(_gap(holding), allowed)),
+        max(0, min(_gap(sample, holding), allowed)),
         Kind.BOUND,
-        f"Holding.allocator less Holding.live, of at most {nbytes_text(allowed)} (memory.closure): some 0.5 kB a tensor, "
+        f"{LEDGER} less Holding.live, of at most {nbytes_text(allowed)} (memory.closure): some 0.5 kB a tensor, "
         "and what libraries keep",
     )
 

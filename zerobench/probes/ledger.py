@@ -31,7 +31,10 @@ class Ledger:
     """A context manager, entered on the thread that drives the engine and before the engine is built; entered once.
 
     witness: bytes that the allocator of devices of type `where` has handed out, a count that does not come from here.
-    peaks: one for each `phase` that has ended. unknown: tensors that could not be counted; with any, nothing is proved.
+    peaks: one for each `phase` that has ended. witnessed: what the witness counted at the last `holding`, over the
+    baseline, less what of the background has come since, and for what lies on other devices the ledger's own: comparable
+    with the holding's `live`; None where the witness does not say. unknown: tensors that could not be counted; with any,
+    nothing is proved.
     """
 
     def __init__(self, witness: Callable[[], int | None] = allocator.in_use, where: str = "cpu") -> None:
@@ -42,6 +45,7 @@ class Ledger:
         self._top = (0, 0)  # (the subject's bytes, the backend's) at the subject's highest
         self._suspensions = 0
         self._witness_base: int | None = None
+        self.witnessed: int | None = None
 
     def __enter__(self) -> Ledger:
         self._books.__enter__()
@@ -153,11 +157,8 @@ class Ledger:
         apart.
 
         A byte is claimed once, by the first category in the order of `Category` that shows it. A claimed storage that
-        the ledger did not count is adopted. With `fingerprints` the pieces say what their content looks like.
-        `allocator` is the witness's count over the baseline, less what of the background has come since, and for what
-        lies on other devices the ledger's own: comparable with `live`; None where the witness does not say. Raises
-        TypeError
-        for a claimed tensor of a layout that cannot be accounted for.
+        the ledger did not count is adopted. With `fingerprints` the pieces say what their content looks like. Raises
+        TypeError for a claimed tensor of a layout that cannot be accounted for.
         """
         self._books.settle()
         in_use = self._witness()
@@ -184,10 +185,10 @@ class Ledger:
                 dtypes[category.value] = by_dtype
             unclaimed, pieces = self._unclaimed(covered, fingerprints)
         live = self.live()
-        witnessed = None
+        self.witnessed = None
         if in_use is not None and self._witness_base is not None and self._books.real:
-            witnessed = in_use - self._witness_base - self._background()
-            witnessed += self._books.outside(self._where, Role.COUNTED)
+            outside = self._books.outside(self._where, Role.COUNTED)
+            self.witnessed = in_use - self._witness_base - self._background() + outside
         return Holding(
             step=step,
             moment=moment,
@@ -195,7 +196,6 @@ class Ledger:
             live=live,
             unclaimed=unclaimed,
             scalars=scalars,
-            allocator=witnessed,
             pieces=pieces,
             dtypes=dtypes,
         )

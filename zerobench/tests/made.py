@@ -40,6 +40,7 @@ def sample(rank: int) -> Sample:
         rank,
         calls=tuple(c for k in steps for c in calls(k)),
         holdings=tuple(held(k, m) for k in steps for m in (Moment.BACKWARD, Moment.STEPPED)),
+        allocator=(None,) * 8,
         boundaries=tuple(
             Boundary(3, f"block {b}", held(3, Moment.STEPPED).live + 600, 100, calls=7 - b) for b in (2, 1, 0)
         ),

@@ -224,7 +224,7 @@ def test_the_ledgers_witness_speaks_for_its_own_device() -> None:
         ledger.baseline()
         kept = torch.zeros(16)
         held = ledger.holding(0, Moment.BUILT, {Category.OPTIMIZER: [kept]})
-        assert held.allocator == held.live == 64
+        assert ledger.witnessed == held.live == 64
         requested += 4096  # the GPU's allocator has something that no tensor shows
         held = ledger.holding(0, Moment.STEPPED, {Category.OPTIMIZER: [kept]})
-        assert held.allocator is not None and held.allocator - held.live == 4096
+        assert ledger.witnessed is not None and ledger.witnessed - held.live == 4096

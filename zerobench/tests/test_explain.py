@@ -201,7 +201,7 @@ def on_gpu(growth: int = 0, nvml: int | None = 600 * MIB) -> dict[str, Record]:
         levels.append(Level("nvml", seen, 500 * MIB, None if seen is None else seen - 500 * MIB, "shared by others"))
 
         def change(s: Sample, levels: list[Level] = levels) -> Sample:
-            last = held(1, Moment.STEPPED, allocator=LAW + 100)
+            last = held(1, Moment.STEPPED)
             before = (held(0, Moment.STEPPED), held(1, Moment.BACKWARD))
             peaks = (Peak(1, "backward", LAW + 900),)
             memory = Memory(
@@ -211,6 +211,7 @@ def on_gpu(growth: int = 0, nvml: int | None = 600 * MIB) -> dict[str, Record]:
                 sample(s.rank),
                 place=GPU,
                 holdings=(*before, last),
+                allocator=(None, None, LAW + 100),
                 peaks=peaks,
                 bare_peaks=(Peak(-1, "backward", 600),),
                 residents=(Resident(1, Moment.STEPPED, tuple(levels)),),

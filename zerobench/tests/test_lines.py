@@ -34,8 +34,8 @@ def launch(i: int, case: Case = CASE) -> Record:
     """The i-th launch of a case: other seconds, another count of the allocator."""
 
     def other(sample: Any) -> Any:
-        holdings = tuple(replace(h, allocator=h.live + 1000 + i) for h in sample.holdings)
-        return replace(sample, holdings=holdings, times_s=tuple(t + i / 4096 for t in sample.times_s))
+        counts = tuple(h.live + 1000 + i for h in sample.holdings)
+        return replace(sample, allocator=counts, times_s=tuple(t + i / 4096 for t in sample.times_s))
 
     return record(case=case, change=other, suite="many", provenance="p", wall_s=1.5 + i)
 
@@ -73,8 +73,9 @@ def test_what_launches_have_in_common_is_there_once() -> None:
     assert a and b and a != b and not reader.new
     assert a.run is b.run and a.claims is b.claims and a.model is b.model
     assert a.samples[0].calls is a.samples[1].calls is b.samples[1].calls  # all ranks issue the same
+    assert a.samples[0].holdings is b.samples[0].holdings
     assert a.samples[0].holdings[0].claimed is b.samples[3].holdings[5].claimed
-    assert a.samples[0].holdings[0].allocator != b.samples[0].holdings[0].allocator
+    assert a.samples[0].allocator != b.samples[0].allocator
     assert reader.record(line_of(launch(1, replace(CASE, model="other")))) and reader.new
 
 
@@ -118,10 +119,15 @@ def changed(body: dict[str, Any], **more: Any) -> bytes:
         ),
         (GOOD.replace(b'"stage":2', b'"stage":9'), "9 is not a valid Stage"),
         (GOOD.replace(b'"numel":1200', b'"numel":-1', 1), "record.samples[0].calls[0]: a negative number"),
-        (GOOD.replace(b'"times_s":[0.01', b'"times_s":[-0.01', 1), "record.samples[0].times_s[0]"),
+        (GOOD.replace(b'"times_s":[[0.01', b'"times_s":[[-0.01', 1), "record.samples[0].times_s[0]"),
+        (GOOD.replace(b'"run_s":[0.0,', b'"run_s":['), "record.launch.run_s: expected a list of 4, one for each of the samples"),
+        (GOOD.replace(b'"allocator":[[7600,', b'"allocator":[['), "record.samples[0].allocator: 7 counts for 8 holdings"),
+        (GOOD.replace(b'"allocator":[[7600,', b'"allocator":[["7600",'), "record.samples[0].allocator[0]: expected int"),
+        (changed(BODY, launch=[]), "record.samples and record.launch are a list and an object"),
+        (changed(BODY, launch={}), "record.launch.times_s: expected a list of 4"),
         (changed(BODY, schema=SCHEMA + 1), "upgrade"),
         (changed(BODY, status="fine"), "record.status"),
-        (changed(BODY, samples=BODY["samples"][:1] * 2), "record.samples: ranks [0, 0]"),
+        (changed(BODY, samples=[*BODY["samples"][:3], BODY["samples"][0]]), "record.samples: ranks [0, 1, 2, 0]"),
     ],
 )
 def test_a_line_that_is_not_ours_is_refused_with_its_place_also_after_good_ones(

@@ -233,8 +233,6 @@ def exact(record: Record) -> dict[str, Any]:
     there is a matter of time."""
     fields = ("rank", "calls", "holdings", "comparisons", "digests", "reports", "updated_numel")
     samples = [{name: encode(getattr(sample, name)) for name in fields} for sample in record.samples]
-    for holding in (holding for sample in samples for holding in sample["holdings"]):
-        del holding["allocator"]  # the C library's
     return {"status": record.status, "reason": record.reason, "model": encode(record.model), "samples": samples}
 
 

@@ -62,9 +62,7 @@ def test_findings_tables_and_the_matrix_say_it() -> None:
 
 
 def test_a_library_is_found_by_its_module_and_what_every_result_names_is_left_out() -> None:
-    assert libraries(
-        ["zerobench.cli", "torch.nn", "json", "ruamel.none", "pytest_benchmark.plugin", "", "pytest"]
-    ) == (
+    assert libraries(["zerobench.cli", "torch.nn", "json", "ruamel.none", "pytest_benchmark.plugin", "", "pytest"]) == (
         f"pytest-benchmark {version('pytest-benchmark')}",
         f"pytest {version('pytest')}",
     )

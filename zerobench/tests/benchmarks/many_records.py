@@ -80,14 +80,14 @@ def scaled(value: Any, k: int, counted: bool = False) -> Any:
 
 def launched(body: Json, case: Json, chance: random.Random) -> Json:
     """`body` once more, for `case`, with what differs between launches: seconds, and an allocator with some blocks more."""
-    samples = []
-    for sample in body["samples"]:
-        times = [t * chance.uniform(0.9, 1.1) for t in sample["times_s"]]
-        holdings = [h | {"allocator": h["allocator"] + 16 * chance.randrange(500)} for h in sample["holdings"]]
-        run_s = sample["run_s"] * chance.uniform(0.9, 1.1)
-        samples.append(sample | {"times_s": times, "holdings": holdings, "run_s": run_s})
+    launch = body["launch"]
+    own = {
+        "times_s": [[t * chance.uniform(0.9, 1.1) for t in times] for times in launch["times_s"]],
+        "run_s": [run_s * chance.uniform(0.9, 1.1) for run_s in launch["run_s"]],
+        "allocator": [[count + 16 * chance.randrange(500) for count in counts] for counts in launch["allocator"]],
+    }
     wall_s = body["wall_s"] * chance.uniform(0.9, 1.1)
-    return body | {"run": body["run"] | {"case": case}, "samples": samples, "wall_s": wall_s}
+    return body | {"run": body["run"] | {"case": case}, "wall_s": wall_s, "launch": own}
 
 
 def lines(source: Path, records: int, sizes: int, launches: int) -> Iterator[Json]:
