@@ -237,8 +237,13 @@ def exacts(launches: Sequence[Record]) -> list[Exact]:
     Launches that were read from one file share what is equal in them, so most are known by what they share, uncounted.
     """
     found: list[Exact] = []
-    seen = set()
+    seen, known = set(), set()
     for record in launches:
+        whole = (id(record.model), id(record.claims), *[id(s.calls) for s in record.samples])
+        whole += tuple([id(s.holdings) for s in record.samples])
+        if whole in known:
+            continue
+        known.add(whole)
         key: list[int] = [id(record.model), id(record.claims)]
         for sample in record.samples:
             key.append(id(sample.calls))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from html import escape
 from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
@@ -69,6 +69,11 @@ class NoMatplotlib(Exception):
 
 FRAME = (0.62, 0.32, 0.5, 0.1)
 """Inches left, right, below and above of axes whose labels are numbers of a few digits."""
+ALONG = (0.1, 0.2, 0.45, 0.1)
+"""The same without the names beside the axis."""
+LETTER = 0.08
+"""Inches of a letter of a name, and some room: at 9 points a sans-serif's letters are 0.06 to 0.08 wide on average. The
+page's own font is not known when a chart is drawn, so measuring in another would be no better."""
 
 
 def svg(
@@ -78,11 +83,11 @@ def svg(
     title: str,
     about: str,
     size: tuple[float, float],
-    frame: tuple[float, float, float, float] | None = None,
+    frame: tuple[float, float, float, float],
 ) -> str:
     """What `draw` draws, as an element for a page. key: a word for its ids, once a page. about: the text alternative.
-    size: inches, which on the page are shares of the width. frame: room around the axes; None finds out what the labels
-    need, which takes half of a chart's time. Raises NoMatplotlib."""
+    size: inches, which on the page are shares of the width. frame: room around the axes, given since to find out what
+    the labels need takes half of a chart's time. Raises NoMatplotlib."""
     try:
         from matplotlib import rc_context
         from matplotlib.backends.backend_svg import FigureCanvasSVG
@@ -90,10 +95,9 @@ def svg(
     except ImportError as error:
         raise NoMatplotlib(f"charts need matplotlib ({error}): pip install 'zerobench[report]'") from None
     with rc_context(_STYLE):  # type: ignore[arg-type]
-        figure = Figure(figsize=size, layout=None if frame else "constrained")
-        if frame:
-            (width, height), (left, right, below, above) = size, frame
-            figure.subplots_adjust(left / width, below / height, 1 - right / width, 1 - above / height)
+        figure = Figure(figsize=size)
+        (width, height), (left, right, below, above) = size, frame
+        figure.subplots_adjust(left / width, below / height, 1 - right / width, 1 - above / height)
         FigureCanvasSVG(figure)
         figure.patch.set_visible(False)
         axes = figure.add_subplot()
@@ -108,6 +112,22 @@ def label(text: str, limit: int = 34) -> str:
     """A stranger's word as one line of a chart."""
     line = " ".join(clean(text).split())
     return line if len(line) <= limit else line[: limit - 1] + "…"
+
+
+def beside(names: Iterable[str]) -> tuple[float, float, float, float]:
+    """The frame of a chart with these names beside it."""
+    left, *others = ALONG
+    return (left + LETTER * max(map(len, names), default=0), *others)  # type: ignore[return-value]
+
+
+def traffic_names(figure: Traffic) -> list[str]:
+    """The names beside a chart of traffic, from above."""
+    return [label(name, 22) for name in figure.sent]
+
+
+def time_names(rows: Sequence[StepTime]) -> list[str]:
+    """The names beside a chart of step times, from above."""
+    return [label(f"{r.case.implementation}, n = {r.case.world_size}", 26) for r in rows]
 
 
 def draw_states(figure: States, top: float) -> Callable[[Axes], None]:
@@ -168,9 +188,8 @@ def draw_traffic(figure: Traffic) -> Callable[[Axes], None]:
         axes.axvline(2, color=INK, linewidth=1, linestyle=(0, (4, 3)))
         for i, name in enumerate(names):
             axes.plot([figure.claimed[name]] * 2, [i - 0.4, i + 0.4], color=C4, linewidth=2.2)
-        axes.set_yticks(range(len(names)), [label(name, 22) for name in names])
+        _names(axes, traffic_names(figure)[::-1])
         axes.set_xlim(0, max(2.3, *base.values(), *figure.claimed.values()) * 1.06)
-        axes.grid(False, axis="y")
         axes.set_xlabel("elements sent, in Psi (n-1)/n (dashed: 2 Psi)")
 
     return draw
@@ -187,11 +206,8 @@ def draw_times(rows: Sequence[StepTime]) -> Callable[[Axes], None]:
             axes.hlines(*zip(*spans, strict=True), color=C1, linewidth=2.4, capstyle="butt")  # type: ignore[arg-type]
         medians = [r.median_s * 1e3 for r in rising]
         axes.plot(medians, range(len(rows)), marker="o", color=C2, markeredgecolor=INK, markersize=5, linestyle="")
-        names = [label(f"{r.case.implementation}, n = {r.case.world_size}", 26) for r in rising]
-        axes.set_yticks(range(len(rows)), names)
-        axes.set_ylim(-0.6, len(rows) - 0.4)
+        _names(axes, time_names(rising))
         axes.set_xlim(left=0)
-        axes.grid(False, axis="y")
         axes.set_xlabel("milliseconds a step")
 
     return draw
@@ -224,6 +240,14 @@ def draw_timeline(figure: Timeline, top: float) -> Callable[[Axes], None]:
         axes.set_ylabel("bytes on the rank / Psi")
 
     return draw
+
+
+def _names(axes: Axes, names: Sequence[str]) -> None:
+    """Beside the axis, the i-th at i. As text, since a tick with a label takes several times as long."""
+    for i, name in enumerate(names):
+        axes.text(-0.02, i, name, ha="right", va="center", transform=axes.get_yaxis_transform())
+    axes.set_yticks([])
+    axes.set_ylim(-0.6, len(names) - 0.4)
 
 
 def _whole() -> Any:

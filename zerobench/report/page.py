@@ -217,7 +217,8 @@ def _traffic(found: Sequence[figures.Traffic]) -> Section:
             said.append(f"{name}: {total:.2f} Psi, claimed {one.claimed[name]:.2f} Psi")
         about = f"Elements that a rank sends in a step, in Psi (n-1)/n. {'; '.join(said)}."
         size = (4.5, 0.9 + 0.32 * len(one.sent))
-        svg = charts.svg(charts.draw_traffic(one), key=f"traffic{i}", title=title, about=about, size=size)
+        frame = charts.beside(charts.traffic_names(one))
+        svg = charts.svg(charts.draw_traffic(one), key=f"traffic{i}", title=title, about=about, size=size, frame=frame)
         head = ("implementation", *(k.value for k in kinds), "together", "elements", "claimed")
         made.append(Chart(title, f"Psi = {count_text(one.psi)}", Markup(svg), head, tuple(rows)))
     return Section(
@@ -248,9 +249,8 @@ def _times(found: Sequence[figures.StepTime], verdict: Verdict) -> Section:
         shown = rows[:24]
         said = "; ".join(f"{r.case.implementation} n = {r.case.world_size}: {seconds_text(r.median_s)}" for r in shown)
         size = (4.5, 0.8 + 0.21 * len(shown))
-        svg = charts.svg(
-            charts.draw_times(shown), key=f"time{i}", title=title, about=f"Median step times. {said}.", size=size
-        )
+        about, frame = f"Median step times. {said}.", charts.beside(charts.time_names(shown))
+        svg = charts.svg(charts.draw_times(shown), key=f"time{i}", title=title, about=about, size=size, frame=frame)
         head = ("case", "median", "95 % interval", "of", "tokens/s", "bus bandwidth at least", "MFU")
         table = tuple(_time_row(row, derived.get(row.case.id, {})) for row in rows[:ROWS])
         note = f"the first {len(shown)} of {len(rows)} cases" if len(shown) < len(rows) else ""

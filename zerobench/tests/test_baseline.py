@@ -352,7 +352,7 @@ def test_no_collectives_is_a_number_and_memory_that_nobody_watched_is_not(
     home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def silent(sample: Sample) -> Sample:
-        return replace(sample, calls=(), holdings=())
+        return replace(sample, calls=(), holdings=(), allocator=())
 
     main(["accept", result("a.jsonl", change=silent), "--bytes"])
     code, found, _ = findings(capsys, "a.jsonl", "--bytes")

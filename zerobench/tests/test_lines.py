@@ -120,9 +120,18 @@ def changed(body: dict[str, Any], **more: Any) -> bytes:
         (GOOD.replace(b'"stage":2', b'"stage":9'), "9 is not a valid Stage"),
         (GOOD.replace(b'"numel":1200', b'"numel":-1', 1), "record.samples[0].calls[0]: a negative number"),
         (GOOD.replace(b'"times_s":[[0.01', b'"times_s":[[-0.01', 1), "record.samples[0].times_s[0]"),
-        (GOOD.replace(b'"run_s":[0.0,', b'"run_s":['), "record.launch.run_s: expected a list of 4, one for each of the samples"),
-        (GOOD.replace(b'"allocator":[[7600,', b'"allocator":[['), "record.samples[0].allocator: 7 counts for 8 holdings"),
-        (GOOD.replace(b'"allocator":[[7600,', b'"allocator":[["7600",'), "record.samples[0].allocator[0]: expected int"),
+        (
+            GOOD.replace(b'"run_s":[0.0,', b'"run_s":['),
+            "record.launch.run_s: expected a list of 4, one for each of the samples",
+        ),
+        (
+            GOOD.replace(b'"allocator":[[7600,', b'"allocator":[['),
+            "record.samples[0].allocator: 7 counts for 8 holdings",
+        ),
+        (
+            GOOD.replace(b'"allocator":[[7600,', b'"allocator":[["7600",'),
+            "record.samples[0].allocator[0]: expected int",
+        ),
         (changed(BODY, launch=[]), "record.samples and record.launch are a list and an object"),
         (changed(BODY, launch={}), "record.launch.times_s: expected a list of 4"),
         (changed(BODY, schema=SCHEMA + 1), "upgrade"),
@@ -156,6 +165,34 @@ def test_other_ways_of_writing_it_are_read_by_the_codec(tmp_path: Path, line: by
         out.write(line)
     (found,) = read(path).records.values()
     assert found == Record.from_json(json_line(line))
+
+
+def of_schema_1(what: Record) -> bytes:
+    """The line that was written of it before schema 2."""
+    body = {name: value for name, value in what.to_json()["record"].items() if name != "launch"}
+    for old, sample in zip(body["samples"], what.samples, strict=True):
+        old |= {"times_s": list(sample.times_s), "run_s": sample.run_s}
+        for holding, count in zip(old["holdings"], sample.allocator, strict=True):
+            holding["allocator"] = count
+    return json.dumps({"record": body | {"schema": 1}}).encode() + b"\n"
+
+
+def test_records_of_schema_1_are_read_as_those_of_today(tmp_path: Path) -> None:
+    path = results_file(tmp_path / "r.jsonl", 0, 0)
+    with path.open("ab") as out:
+        out.write(of_schema_1(launch(2)))
+        out.write(of_schema_1(replace(record("dyadic"), provenance="p", samples=(), status="skip")))
+    first, second = read(path).records.values()
+    assert first == launch(2) and first.samples[0].allocator[0] == 6600 + 1002
+    assert second.samples == ()
+    assert Record.from_json(json_line(line_of(first))) == first
+
+
+@pytest.mark.parametrize(("samples", "said"), [({}, "list"), ([1], "int"), ([{"rank": 0, "holdings": 3}], "holdings")])
+def test_a_broken_record_of_schema_1_is_refused(samples: Any, said: str) -> None:
+    body = json.loads(of_schema_1(launch(2)))["record"] | {"samples": samples}
+    with pytest.raises(ValueError, match=f"record.samples.*{said}"):
+        Record.from_json({"record": body})
 
 
 def test_what_writer_writes_takes_the_fast_way(tmp_path: Path) -> None:
