@@ -35,7 +35,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping
 from fractions import Fraction
-from functools import cache
+from functools import cache, lru_cache
 from typing import NamedTuple
 
 from zerobench.claims import Recipe
@@ -82,6 +82,7 @@ def state_nbytes(
     return {c: Fraction(psi * (a * s + b), s) for c, (a, b) in _coefficients(recipe, stage, moments)}
 
 
+@lru_cache(1 << 14)
 def total(
     recipe: Recipe, stage: Stage, psi: int, n: int, moments: int = 2, *, shard_size: int | None = None
 ) -> Fraction:

@@ -6,6 +6,7 @@ import json
 import sys
 from argparse import Namespace
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -193,6 +194,11 @@ def report(arguments: Namespace) -> int:
     from zerobench.report.text import colourful
     from zerobench.store import StoreError, read, settled
 
+    pen = None
+    if arguments.html:
+        from zerobench.report.pen import Pen
+
+        pen = Pen(beside=True)  # it gets ready while the result is read
     try:
         results = read(Path(arguments.result))
     except StoreError as error:
@@ -202,7 +208,7 @@ def report(arguments: Namespace) -> int:
     if is_ab(results):
         return _report_ab(arguments, results)
     about = results.provenance
-    with settled():
+    with settled(), pen or nullcontext():
         cases = [Case.from_json(dict(case)) for case in about.cases]
         verdict = judge(
             about.suite,
@@ -214,7 +220,7 @@ def report(arguments: Namespace) -> int:
             strict=arguments.strict,
         )
         print("\n".join(verdict_lines(verdict, cases, results.records, colourful(sys.stdout))))
-        if (code := write(arguments, results, cases, verdict)) != 0:
+        if (code := write(arguments, results, cases, verdict, pen)) != 0:
             return code
         return _finish(verdict, arguments.json)
 

@@ -6,15 +6,20 @@ import shlex
 from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from zerobench.case import Case
 from zerobench.commands_info import fail, write_lines
 from zerobench.finding import Verdict
 from zerobench.store import Results
 
+if TYPE_CHECKING:
+    from zerobench.report.pen import Pen
 
-def write(arguments: Namespace, results: Results, cases: Sequence[Case], verdict: Verdict) -> int:
-    """Write what the command line asks for; 0, or the exit code of what kept it from that, said on standard error."""
+
+def write(arguments: Namespace, results: Results, cases: Sequence[Case], verdict: Verdict, pen: Pen | None) -> int:
+    """Write what the command line asks for; 0, or the exit code of what kept it from that, said on standard error. pen:
+    what draws a page."""
     about, source = results.provenance, shlex.quote(str(arguments.result))
     try:
         if arguments.html:
@@ -23,7 +28,16 @@ def write(arguments: Namespace, results: Results, cases: Sequence[Case], verdict
 
             by = arguments.judge or about.judge
             try:
-                page = html(about, cases, results.records, results.launches, verdict, judged_by=by, source=source)
+                page = html(
+                    about,
+                    cases,
+                    results.records,
+                    results.launches,
+                    verdict,
+                    judged_by=by,
+                    source=source,
+                    pen=pen,
+                )
             except NoMatplotlib as error:
                 return fail(str(error))
             Path(arguments.html).write_text(page, encoding="utf-8")

@@ -1,10 +1,10 @@
 """A record from its line, fast: what a results file of a hundred thousand lines is read with.
 
-Of the launches of a case only `launch` and the seconds before it differ, and the samples behind it are mostly the same
-text again. So a line is cut before its samples: the head is decoded each time, with the case, the claims and the model
-once for each text that they have; the samples once for each text, and then copied with this launch's own values. Samples
-that are new are cut once more, and their parts decoded once for each text, since cases have much in common too. What is
-decoded once is shared, and that is safe because what a record holds is never changed.
+Of the launches of a case only what stands in the middle of a line differs, from `wall_s` to `launch`. So a line is cut in
+three: what the run was is decoded once for each text, the middle each time, the samples once for each text, and then copied
+with this launch's own values. A case's samples are first compared with those of its last launch. Samples that are new are
+cut once more, and their parts decoded once for each text, since cases have much in common too. What is decoded once is
+shared, and that is safe because what a record holds is never changed.
 
 Only a line that is byte for byte what `Writer.write` would have written is taken; of any other `Reader.record` says
 None, and the codec reads it: slower, and with the place and the reason of what is wrong.
@@ -29,8 +29,8 @@ from zerobench.record import LAUNCH, SCHEMA, Holding, Record, Sample
 
 SPLIT = (Sample, Holding)
 """The dataclasses that have values of their own in every case, and parts that they share with others."""
-CUT = b',"samples":'
-"""Where a line is cut. It is in no text of JSON, whose quotes have a backslash."""
+OWN, CUT = b',"wall_s":', b',"samples":'
+"""Where a line is cut. They are in no text of JSON, whose quotes have a backslash."""
 ROOM_NBYTES = 48 << 20
 """Text of shared parts that is remembered at most. What comes in thousands is small; beyond, remembering begins anew. Of
 whole samples as much once more; beyond, those that are there stay, since launches of many cases come in turns."""
@@ -45,26 +45,30 @@ class Reader:
         self.new, self._room = False, ROOM_NBYTES
         self._parts: list[_Parts] = []
         self._claimed: set[int] = set()  # claims, by identity, that a run which was ok has made
-        made = _made()
-        self._head, self._made = made.head, made
+        self._made = _made()
         hints = get_type_hints(Record)
         self._run, self._claims, self._model = (self._remembered(hints[n]) for n in ("run", "claims", "model"))
-        self._told: dict[bytes, tuple[Any, ...]] = {}  # samples but for what is a launch's own, by their text
+        self._heads: dict[bytes, _Head] = {}
+        self._told: dict[bytes, _Told] = {}
         self._told_room = ROOM_NBYTES
-        self._fill = self._filler(Sample, made.told)
+        self._fill = self._filler(Sample, self._made.told)
 
     def record(self, line: bytes) -> Record | None:
         """The record that `line`, with its end, stands for; None where that has to be found out more slowly."""
         self.new = False
-        at = line.find(CUT)
-        if at < 0 or not line.endswith(b"}}\n"):
+        own, cut = line.find(OWN), line.find(CUT)
+        if not 0 < own < cut or not line.endswith(b"}}\n"):
             return None
-        head, tail = line[:at] + b"}}", line[at + len(CUT) : -3]
         try:
-            found = self._head.decode(head)
-            if msgspec.json.encode(found) != head or found.record.schema != SCHEMA:
+            head = self._heads.get(text := line[:own]) or self._head(text)
+            middle = b"{" + line[own + 1 : cut] + b"}"
+            found = self._made.middle.decode(middle)
+            if msgspec.json.encode(found) != middle or found.schema != SCHEMA:
                 return None
-            record = self._record(found.record, self._told.get(tail) or self._samples(tail))
+            last = head.last
+            if not line.endswith(last.text) or len(line) - len(last.text) != cut:
+                last = head.last = self._samples(line[cut:])
+            record = self._record(head, last.told, found)
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
             return None
         if record.status == "ok" and id(record.claims) not in self._claimed:
@@ -72,34 +76,49 @@ class Reader:
             self._claimed.add(id(record.claims))
         return record
 
-    def _record(self, head: Any, told: tuple[Any, ...]) -> Record:
-        """Raises ValueError where there is not one value of a launch for each sample."""
-        sample, own = self._made.sample, head.launch
-        record: Record = self._made.record(
-            intern(head.suite),
-            self._run[bytes(head.run)],
-            intern(head.status),
-            intern(head.reason),
-            self._claims[bytes(head.claims)],
-            self._model[bytes(head.model)],
-            tuple([sample(*each) for each in zip(told, own.times_s, own.run_s, own.allocator, strict=True)]),
-            head.wall_s,
-            intern(head.provenance),
-            head.schema,
-        )
-        return record
+    def _head(self, text: bytes) -> _Head:
+        """What a line says of its run. Raises ValueError where the text is not what would be written."""
+        found = self._made.head.decode(whole := text + b"}}")
+        if msgspec.json.encode(found) != whole:
+            raise ValueError
+        it = found.record
+        known = (self._run[bytes(it.run)], self._claims[bytes(it.claims)], self._model[bytes(it.model)])
+        made = _Head(intern(it.suite), known[0], intern(it.status), intern(it.reason), *known[1:], _Told(b"none", ()))
+        self.more(len(text))
+        self._heads[text] = made
+        return made
 
-    def _samples(self, tail: bytes) -> tuple[Any, ...]:
-        """What samples say that is not a launch's own. Raises ValueError where the text is not what would be written."""
-        told: tuple[Any, ...] = self._made.samples.decode(tail)
-        if msgspec.json.encode(told) != tail:
+    def _record(self, head: _Head, told: tuple[Any, ...], found: Any) -> Record:
+        """Raises ValueError where there is not one value of a launch for each sample."""
+        make, own = self._made.sample, found.launch
+        samples = [make(*each) for each in zip(told, own.times_s, own.run_s, own.allocator, strict=True)]
+        return self._made.record(
+            head.suite,
+            head.run,
+            head.status,
+            head.reason,
+            head.claims,
+            head.model,
+            tuple(samples),
+            found.wall_s,
+            intern(found.provenance),
+            found.schema,
+        )
+
+    def _samples(self, text: bytes) -> _Told:
+        """text: of a line, from CUT on. Raises ValueError where it is not what would be written."""
+        if (known := self._told.get(text)) is not None:
+            return known
+        told = self._made.samples.decode(inner := text[len(CUT) : -3])
+        if msgspec.json.encode(told) != inner:
             raise ValueError
         for each in told:
             self._fill(each)
-        if len(tail) < self._told_room:
-            self._told_room -= len(tail) + 100
-            self._told[tail] = told
-        return told
+        if len(text) > self._told_room:
+            return _Told(b"none", told)  # no line ends so
+        self._told_room -= len(text) + 100
+        self._told[text] = made = _Told(text, told)
+        return made
 
     def _filler(self, kind: type, mirror: type) -> Callable[[Any], None]:
         """A function that makes of a decoded mirror what it is a mirror of, in place."""
@@ -142,8 +161,30 @@ class Reader:
         if self._room < 0:
             self._room = ROOM_NBYTES - nbytes
             self._claimed.clear()
+            self._heads.clear()
             for parts in self._parts:
                 parts.clear()
+
+
+@dataclasses.dataclass(slots=True)
+class _Told:
+    """Samples but for what is a launch's own. text: of the line, from CUT on."""
+
+    text: bytes
+    told: tuple[Any, ...]
+
+
+@dataclasses.dataclass(slots=True)
+class _Head:
+    """What a line says of its run. last: the samples of its last launch."""
+
+    suite: str
+    run: Any
+    status: str
+    reason: str
+    claims: Any
+    model: Any
+    last: _Told
 
 
 class _Parts(dict[bytes, Any]):
@@ -184,6 +225,7 @@ class _Made:
     all values by position. sample: a Sample of what is told, and then the fields of LAUNCH."""
 
     head: msgspec.json.Decoder[Any]
+    middle: msgspec.json.Decoder[Any]
     samples: msgspec.json.Decoder[Any]
     told: type
     record: Callable[..., Record]
@@ -194,8 +236,10 @@ class _Made:
 def _made() -> _Made:
     hints, fields = get_type_hints(Sample), [field.name for field in dataclasses.fields(Sample)]
     launch = dataclasses.make_dataclass("Launch", [(n, tuple[_number(hints[n]), ...]) for n in LAUNCH])  # type: ignore[misc]
-    head = [(name, kind) for name, kind in _mirrored(Record) if name != "samples"]
-    head_kind = dataclasses.make_dataclass("Head", [*head, ("launch", launch)], slots=True)
+    kinds = dict(_mirrored(Record))
+    head = [(name, kinds[name]) for name in ("suite", "run", "status", "reason", "claims", "model")]
+    middle = [(name, kinds[name]) for name in ("wall_s", "provenance", "schema")]
+    head_kind = dataclasses.make_dataclass("Head", head, slots=True)
     told = dataclasses.make_dataclass("Told", [p for p in _mirrored(Sample) if p[0] not in LAUNCH], slots=True)
     names = {"Sample": Sample, "Open": _open(Sample)}
     values = ", ".join(name if name in LAUNCH else f"told.{name}" for name in fields)
@@ -210,6 +254,7 @@ def _made() -> _Made:
 
     return _Made(
         msgspec.json.Decoder(dataclasses.make_dataclass("Line", [("record", head_kind)])),
+        msgspec.json.Decoder(dataclasses.make_dataclass("Middle", [*middle, ("launch", launch)], slots=True)),
         msgspec.json.Decoder(tuple[told, ...]),  # type: ignore[valid-type]
         told,
         record,

@@ -42,13 +42,20 @@ def median_interval(values: Sequence[float], confidence: float = 0.95) -> Interv
     """
     _require_confidence(confidence)
     ordered, m = sorted(values), len(values)
-    best, below = None, 0  # below: 2**m P(Binomial < k), as a whole number
+    k, covered = _narrowest(m, confidence)
+    return Interval(ordered[k - 1], ordered[m - k], covered) if k else None
+
+
+@cache
+def _narrowest(m: int, confidence: float) -> tuple[int, float]:
+    """(k, what [x_(k), x_(m+1-k)] covers) for the largest k that covers enough; k is 0 where none does."""
+    best, below = (0, 0.0), 0  # below: 2**m P(Binomial < k), as a whole number
     for k in range(1, m // 2 + 1):
         below += math.comb(m, k - 1)
         covered = float(1 - Fraction(2 * below, 2**m))  # 2**m may be past any float
         if covered < confidence:
             break
-        best = Interval(ordered[k - 1], ordered[m - k], covered)
+        best = (k, covered)
     return best
 
 

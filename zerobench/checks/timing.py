@@ -11,8 +11,13 @@ from zerobench.units import count_text, nbytes_text, seconds_text
 
 
 def slowest(times: list[tuple[float, ...]]) -> list[float]:
-    """Per step the slowest rank's seconds: a step ends when the last rank ends."""
-    return [max(each) for each in zip(*times, strict=True)] if len(times) > 1 else [t for each in times for t in each]
+    """Per step the slowest rank's seconds: a step ends when the last rank ends. Raises ValueError where ranks timed
+    different numbers of steps."""
+    if len(times) < 2:
+        return [t for each in times for t in each]
+    if len(set(map(len, times))) > 1:
+        raise ValueError("ranks that timed different numbers of steps")
+    return list(map(max, *times))
 
 
 def step_time(view: View) -> Judgement:

@@ -130,116 +130,100 @@ def time_names(rows: Sequence[StepTime]) -> list[str]:
     return [label(f"{r.case.implementation}, n = {r.case.world_size}", 26) for r in rows]
 
 
-def draw_states(figure: States, top: float) -> Callable[[Axes], None]:
+def draw_states(axes: Axes, figure: States, top: float) -> None:
     """Measured bars beside the formula's pale ones, against n. top: of the scale, which charts share to be compared."""
-
-    def draw(axes: Axes) -> None:
-        ns = list(figure.measured)
-        for side, bars in ((-1, figure.measured), (1, figure.formula)):
-            base = [0.0] * len(ns)
-            for category in MODEL_STATES:
-                heights = [bars[n][category] / figure.psi for n in ns]
-                colour = STATE_COLOURS[category]
-                axes.bar(
-                    [i + side * 0.2 for i in range(len(ns))],
-                    heights,
-                    0.36,
-                    base,
-                    color=colour,
-                    alpha=0.4 if side > 0 else None,
-                )
-                base = [b + h for b, h in zip(base, heights, strict=True)]
-        for i, n in enumerate(ns):
-            for side, bars in ((-1, figure.measured), (1, figure.formula)):
-                total = sum(bars[n].values()) / figure.psi
-                axes.text(i + side * 0.2, total + 0.015 * top, f"{total:.3g}", ha="center", va="bottom", fontsize=7.5)
-        axes.set_xticks(range(len(ns)), [str(n) for n in ns])
-        axes.set_xlim(-0.7, max(len(ns) - 1, 1) + 0.7)
-        axes.set_ylim(0, top)
-        axes.yaxis.set_major_locator(_whole())
-        axes.grid(False, axis="x")
-        axes.set_xlabel("ranks n (solid: measured; pale: formula)")
-        axes.set_ylabel("bytes a rank / Psi")
-
-    return draw
-
-
-def draw_traffic(figure: Traffic) -> Callable[[Axes], None]:
-    """A bar an implementation, stacked by kind; what it claims as a tick, 2 Psi as a line."""
-
-    def draw(axes: Axes) -> None:
-        names = list(figure.sent)[::-1]
-        kinds = [k for k in Collective if any(k in figure.sent[name] for name in names)]
-        base = dict.fromkeys(names, 0.0)
-        for kind in kinds:
-            widths = [figure.sent[name].get(kind, 0.0) for name in names]
-            colour = KIND_COLOURS.get(kind, C4)
-            axes.barh(
-                range(len(names)),
-                widths,
-                0.6,
-                list(base.values()),
+    ns = list(figure.measured)
+    for side, bars in ((-1, figure.measured), (1, figure.formula)):
+        base = [0.0] * len(ns)
+        for category in MODEL_STATES:
+            heights = [bars[n][category] / figure.psi for n in ns]
+            colour = STATE_COLOURS[category]
+            axes.bar(
+                [i + side * 0.2 for i in range(len(ns))],
+                heights,
+                0.36,
+                base,
                 color=colour,
-                edgecolor=INK,
-                linewidth=0.4,
-                label=kind.value,
+                alpha=0.4 if side > 0 else None,
             )
-            base = {name: base[name] + w for name, w in zip(names, widths, strict=True)}
-        axes.axvline(2, color=INK, linewidth=1, linestyle=(0, (4, 3)))
-        for i, name in enumerate(names):
-            axes.plot([figure.claimed[name]] * 2, [i - 0.4, i + 0.4], color=C4, linewidth=2.2)
-        _names(axes, traffic_names(figure)[::-1])
-        axes.set_xlim(0, max(2.3, *base.values(), *figure.claimed.values()) * 1.06)
-        axes.set_xlabel("elements sent, in Psi (n-1)/n (dashed: 2 Psi)")
+            base = [b + h for b, h in zip(base, heights, strict=True)]
+    for i, n in enumerate(ns):
+        for side, bars in ((-1, figure.measured), (1, figure.formula)):
+            total = sum(bars[n].values()) / figure.psi
+            axes.text(i + side * 0.2, total + 0.015 * top, f"{total:.3g}", ha="center", va="bottom", fontsize=7.5)
+    axes.set_xticks(range(len(ns)), [str(n) for n in ns])
+    axes.set_xlim(-0.7, max(len(ns) - 1, 1) + 0.7)
+    axes.set_ylim(0, top)
+    axes.yaxis.set_major_locator(_whole())
+    axes.grid(False, axis="x")
+    axes.set_xlabel("ranks n (solid: measured; pale: formula)")
+    axes.set_ylabel("bytes a rank / Psi")
 
-    return draw
+
+def draw_traffic(axes: Axes, figure: Traffic) -> None:
+    """A bar an implementation, stacked by kind; what it claims as a tick, 2 Psi as a line."""
+    names = list(figure.sent)[::-1]
+    kinds = [k for k in Collective if any(k in figure.sent[name] for name in names)]
+    base = dict.fromkeys(names, 0.0)
+    for kind in kinds:
+        widths = [figure.sent[name].get(kind, 0.0) for name in names]
+        colour = KIND_COLOURS.get(kind, C4)
+        axes.barh(
+            range(len(names)),
+            widths,
+            0.6,
+            list(base.values()),
+            color=colour,
+            edgecolor=INK,
+            linewidth=0.4,
+            label=kind.value,
+        )
+        base = {name: base[name] + w for name, w in zip(names, widths, strict=True)}
+    axes.axvline(2, color=INK, linewidth=1, linestyle=(0, (4, 3)))
+    for i, name in enumerate(names):
+        axes.plot([figure.claimed[name]] * 2, [i - 0.4, i + 0.4], color=C4, linewidth=2.2)
+    _names(axes, traffic_names(figure)[::-1])
+    axes.set_xlim(0, max(2.3, *base.values(), *figure.claimed.values()) * 1.06)
+    axes.set_xlabel("elements sent, in Psi (n-1)/n (dashed: 2 Psi)")
 
 
-def draw_times(rows: Sequence[StepTime]) -> Callable[[Axes], None]:
+def draw_times(axes: Axes, rows: Sequence[StepTime]) -> None:
     """A dot a case at its median, a line over its interval."""
-
-    def draw(axes: Axes) -> None:
-        rising = rows[::-1]
-        known = [(i, r.low_s, r.high_s) for i, r in enumerate(rising) if r.low_s is not None and r.high_s is not None]
-        spans = [(i, low * 1e3, high * 1e3) for i, low, high in known]
-        if spans:
-            axes.hlines(*zip(*spans, strict=True), color=C1, linewidth=2.4, capstyle="butt")  # type: ignore[arg-type]
-        medians = [r.median_s * 1e3 for r in rising]
-        axes.plot(medians, range(len(rows)), marker="o", color=C2, markeredgecolor=INK, markersize=5, linestyle="")
-        _names(axes, time_names(rising))
-        axes.set_xlim(left=0)
-        axes.set_xlabel("milliseconds a step")
-
-    return draw
+    rising = rows[::-1]
+    known = [(i, r.low_s, r.high_s) for i, r in enumerate(rising) if r.low_s is not None and r.high_s is not None]
+    spans = [(i, low * 1e3, high * 1e3) for i, low, high in known]
+    if spans:
+        axes.hlines(*zip(*spans, strict=True), color=C1, linewidth=2.4, capstyle="butt")  # type: ignore[arg-type]
+    medians = [r.median_s * 1e3 for r in rising]
+    axes.plot(medians, range(len(rows)), marker="o", color=C2, markeredgecolor=INK, markersize=5, linestyle="")
+    _names(axes, time_names(rising))
+    axes.set_xlim(left=0)
+    axes.set_xlabel("milliseconds a step")
 
 
-def draw_timeline(figure: Timeline, top: float) -> Callable[[Axes], None]:
+def draw_timeline(axes: Axes, figure: Timeline, top: float) -> None:
     """Live bytes at each place of the step, the bare model's under them, peaks within phases above. top: as above."""
-
-    def draw(axes: Axes) -> None:
-        psi, xs = figure.psi, range(len(figure.points))
-        axes.fill_between(xs, [p.live / psi for p in figure.points], color=C3, linewidth=0)
-        axes.plot(xs, [p.live / psi for p in figure.points], color=C1, linewidth=1.6, marker="o", markersize=2.6)
-        bare = [(i, (p.bare or 0) / psi) for i, p in enumerate(figure.points) if p.bare is not None]
-        for phase in ("forward", "backward"):
-            mine = [(i, y) for i, y in bare if figure.points[i].phase == phase]
-            axes.plot(*zip(*mine, strict=True), color=INK, linewidth=1.2, linestyle=(0, (2, 2))) if mine else None
-        for phase, peak in figure.peaks.items():
-            inside = [i for i, p in enumerate(figure.points) if p.phase == phase]
-            if inside:
-                ends = [inside[0], min(inside[-1] + (phase != "step"), len(figure.points) - 1)]
-                axes.plot(ends, [peak / psi] * 2, color=C4, linewidth=1.8)
-        starts = [i for i in xs if i == 0 or figure.points[i].phase != figure.points[i - 1].phase]
-        for i in starts[1:]:
-            axes.axvline(i, color=INK, linewidth=0.5)
-        axes.set_xticks(starts, [figure.points[i].phase for i in starts], ha="left")
-        axes.set_ylim(0, top)
-        axes.yaxis.set_major_locator(_whole())
-        axes.grid(False, axis="x")
-        axes.set_xlabel("unit boundaries of one step, in order")
-        axes.set_ylabel("bytes on the rank / Psi")
-
-    return draw
+    psi, xs = figure.psi, range(len(figure.points))
+    axes.fill_between(xs, [p.live / psi for p in figure.points], color=C3, linewidth=0)
+    axes.plot(xs, [p.live / psi for p in figure.points], color=C1, linewidth=1.6, marker="o", markersize=2.6)
+    bare = [(i, (p.bare or 0) / psi) for i, p in enumerate(figure.points) if p.bare is not None]
+    for phase in ("forward", "backward"):
+        mine = [(i, y) for i, y in bare if figure.points[i].phase == phase]
+        axes.plot(*zip(*mine, strict=True), color=INK, linewidth=1.2, linestyle=(0, (2, 2))) if mine else None
+    for phase, peak in figure.peaks.items():
+        inside = [i for i, p in enumerate(figure.points) if p.phase == phase]
+        if inside:
+            ends = [inside[0], min(inside[-1] + (phase != "step"), len(figure.points) - 1)]
+            axes.plot(ends, [peak / psi] * 2, color=C4, linewidth=1.8)
+    starts = [i for i in xs if i == 0 or figure.points[i].phase != figure.points[i - 1].phase]
+    for i in starts[1:]:
+        axes.axvline(i, color=INK, linewidth=0.5)
+    axes.set_xticks(starts, [figure.points[i].phase for i in starts], ha="left")
+    axes.set_ylim(0, top)
+    axes.yaxis.set_major_locator(_whole())
+    axes.grid(False, axis="x")
+    axes.set_xlabel("unit boundaries of one step, in order")
+    axes.set_ylabel("bytes on the rank / Psi")
 
 
 def _names(axes: Axes, names: Sequence[str]) -> None:

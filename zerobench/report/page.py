@@ -7,11 +7,12 @@ policy (Content-Security-Policy) would not let it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import jinja2
 from markupsafe import Markup
@@ -24,6 +25,7 @@ from zerobench.report import charts, figures
 from zerobench.report.headline import headline, loud, skips
 from zerobench.report.matrix import MEANING, Matrix, row_name, verdicts
 from zerobench.report.matrix_html import matrix_table
+from zerobench.report.pen import Drawing, Pen
 from zerobench.report.terminal import case_rows
 from zerobench.report.text import clean
 from zerobench.terms import MODEL_STATES, Collective
@@ -45,7 +47,7 @@ class Chart:
 
     title: str
     note: str
-    svg: Markup
+    svg: Drawing
     head: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
 
@@ -93,8 +95,11 @@ def html(
     *,
     judged_by: str,
     source: str,
+    pen: Pen | None = None,
 ) -> str:
-    """The whole page. source: the results file, as it was given. Raises charts.NoMatplotlib."""
+    """The whole page. source: the results file, as it was given. pen: what draws, here if not given. Raises
+    charts.NoMatplotlib."""
+    pen = pen or Pen()
     matrix = Matrix()
     matrix.add(about, cases, verdict.findings)
     noisy = loud(verdict.findings)
@@ -128,10 +133,10 @@ def html(
             ),
             meaning=[(colour.name, colour.value, meaning) for colour, meaning in MEANING.items()],
             sections=[
-                _states(figures.states(runs)),
-                _traffic(figures.traffic(runs)),
-                _times(figures.step_times(runs, launches), verdict),
-                _timelines(figures.timelines(runs)),
+                _states(pen, figures.states(runs)),
+                _traffic(pen, figures.traffic(runs)),
+                _times(pen, figures.step_times(runs, launches), verdict),
+                _timelines(pen, figures.timelines(runs)),
             ],
             provenance=_provenance(about, records),
             full=full,
@@ -167,10 +172,11 @@ def _environment() -> jinja2.Environment:
 # -- charts ------------------------------------------------------------------------------------------------------------
 
 
-_small = partial(charts.svg, size=(3.9, 2.7), frame=charts.FRAME)
+def _small(pen: Pen, draw: Callable[..., None], **how: Any) -> Drawing:
+    return pen.svg(draw, size=(3.9, 2.7), frame=charts.FRAME, **how)
 
 
-def _states(found: Sequence[figures.States]) -> Section:
+def _states(pen: Pen, found: Sequence[figures.States]) -> Section:
     made = []
     top = 1.12 * max(
         (sum(b.values()) / f.psi for f in found for bars in (f.measured, f.formula) for b in bars.values()), default=1
@@ -188,9 +194,9 @@ def _states(found: Sequence[figures.States]) -> Section:
             )
             said.append(f"n = {n}: {_psi(total, one.psi)}, formula {_psi(due, one.psi)}")
         about = f"Bytes of model states that a rank of {one.implementation} holds, divided by Psi. {'; '.join(said)}."
-        svg = _small(charts.draw_states(one, top), key=f"states{i}", title=title, about=about)
+        svg = _small(pen, partial(charts.draw_states, figure=one, top=top), key=f"states{i}", title=title, about=about)
         note = f"{one.model}, Psi = {count_text(one.psi)}"
-        made.append(Chart(title, note, Markup(svg), head, tuple(rows)))
+        made.append(Chart(title, note, svg, head, tuple(rows)))
     return Section(
         "memory",
         "Memory",
@@ -203,7 +209,7 @@ def _states(found: Sequence[figures.States]) -> Section:
     )
 
 
-def _traffic(found: Sequence[figures.Traffic]) -> Section:
+def _traffic(pen: Pen, found: Sequence[figures.Traffic]) -> Section:
     made = []
     for i, one in enumerate(found[:CHARTS]):
         kinds = [k for k in Collective if any(k in sent for sent in one.sent.values())]
@@ -218,9 +224,16 @@ def _traffic(found: Sequence[figures.Traffic]) -> Section:
         about = f"Elements that a rank sends in a step, in Psi (n-1)/n. {'; '.join(said)}."
         size = (4.5, 0.9 + 0.32 * len(one.sent))
         frame = charts.beside(charts.traffic_names(one))
-        svg = charts.svg(charts.draw_traffic(one), key=f"traffic{i}", title=title, about=about, size=size, frame=frame)
+        svg = pen.svg(
+            partial(charts.draw_traffic, figure=one),
+            key=f"traffic{i}",
+            title=title,
+            about=about,
+            size=size,
+            frame=frame,
+        )
         head = ("implementation", *(k.value for k in kinds), "together", "elements", "claimed")
-        made.append(Chart(title, f"Psi = {count_text(one.psi)}", Markup(svg), head, tuple(rows)))
+        made.append(Chart(title, f"Psi = {count_text(one.psi)}", svg, head, tuple(rows)))
     return Section(
         "traffic",
         "Traffic",
@@ -238,7 +251,7 @@ def _traffic(found: Sequence[figures.Traffic]) -> Section:
     )
 
 
-def _times(found: Sequence[figures.StepTime], verdict: Verdict) -> Section:
+def _times(pen: Pen, found: Sequence[figures.StepTime], verdict: Verdict) -> Section:
     groups: dict[tuple[str, str], list[figures.StepTime]] = {}
     for row in found:
         groups.setdefault((row.case.model, row.case.precision), []).append(row)
@@ -250,11 +263,13 @@ def _times(found: Sequence[figures.StepTime], verdict: Verdict) -> Section:
         said = "; ".join(f"{r.case.implementation} n = {r.case.world_size}: {seconds_text(r.median_s)}" for r in shown)
         size = (4.5, 0.8 + 0.21 * len(shown))
         about, frame = f"Median step times. {said}.", charts.beside(charts.time_names(shown))
-        svg = charts.svg(charts.draw_times(shown), key=f"time{i}", title=title, about=about, size=size, frame=frame)
+        svg = pen.svg(
+            partial(charts.draw_times, rows=shown), key=f"time{i}", title=title, about=about, size=size, frame=frame
+        )
         head = ("case", "median", "95 % interval", "of", "tokens/s", "bus bandwidth at least", "MFU")
         table = tuple(_time_row(row, derived.get(row.case.id, {})) for row in rows[:ROWS])
         note = f"the first {len(shown)} of {len(rows)} cases" if len(shown) < len(rows) else ""
-        made.append(Chart(title, note, Markup(svg), head, table))
+        made.append(Chart(title, note, svg, head, table))
     return Section(
         "time",
         "Step time",
@@ -286,7 +301,7 @@ def _time_row(row: figures.StepTime, derived: Mapping[str, float]) -> tuple[str,
     )
 
 
-def _timelines(found: Sequence[figures.Timeline]) -> Section:
+def _timelines(pen: Pen, found: Sequence[figures.Timeline]) -> Section:
     made = []
     held = [max([*(p.live for p in f.points), *f.peaks.values()], default=0) / f.psi for f in found if f.psi]
     top = 1.06 * max(held, default=1)
@@ -305,10 +320,10 @@ def _timelines(found: Sequence[figures.Timeline]) -> Section:
         most = max((p.live for p in one.points), default=0)
         peaks = ", ".join(f"{_psi(v, one.psi)} within {k}" for k, v in one.peaks.items())
         about = f"Live bytes on rank {one.rank} at {len(one.points)} places of a step: at most {_psi(most, one.psi)}; {peaks}."
-        svg = _small(charts.draw_timeline(one, top), key=f"line{i}", title=title, about=about)
+        svg = _small(pen, partial(charts.draw_timeline, figure=one, top=top), key=f"line{i}", title=title, about=about)
         note = f"{one.case.model}, n = {one.case.world_size}, rank {one.rank}"
         head = ("place", "live", "in Psi", "bare model")
-        made.append(Chart(title, note, Markup(svg), head, tuple(rows)))
+        made.append(Chart(title, note, svg, head, tuple(rows)))
     return Section(
         "step",
         "Memory through a step",

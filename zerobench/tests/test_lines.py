@@ -92,7 +92,8 @@ def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     reader = Reader()
     for i in range(200):
         assert reader.record(line_of(launch(i, replace(CASE, model=f"m{i}"))))
-    assert sum(len(text) for parts in reader._parts for text in parts) < 25_000
+    assert sum(len(text) for parts in (*reader._parts, reader._heads) for text in parts) < 25_000
+    assert sum(map(len, reader._told)) < 20_000 < len(line_of(launch(0))) * 200
 
 
 GOOD = line_of(launch(0, replace(CASE, model="m0")))  # as the first record of `results_file`

@@ -10,7 +10,8 @@ timed, five implementations, n = 1 and 2, fp32 and bf16; a record of these has 4
 names of an option that changes nothing. Launches of a case differ as real ones do: in their seconds, and in what the
 allocator counts. Larger models and worlds have more calls: what takes time then is bytes, so bytes are said.
 
-Each command runs as a user would run it, in a process of its own. Seconds are of that process: processor, and wall.
+Each command runs as a user would run it, in a process of its own, and the best of `--repeat` counts: seconds are the wall's,
+those of the processor stand beside them.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ matrix:
 steps: {warmup: 0, measured: 1}
 checks: [memory.at_rest, traffic.volume, time.step]
 """
-MOST_CPU_S, MOST_NBYTES = 5.0, 500e6
+MOST_S, MOST_NBYTES = 5.0, 500e6
 COUNTED = frozenset(
     {"numel", "nbytes", "psi", "units", "parameters", "bucket_numel", "claimed", "dtypes", "live", "bare", "unclaimed"}
     | {"backend", "updated_numel", "allocator", "padding_numel"}
@@ -140,6 +141,7 @@ def main() -> int:
     parser.add_argument("--records", type=int, default=100_000, metavar="N", help="lines to write (default 100,000)")
     parser.add_argument("--launches", type=int, default=50, metavar="K", help="of each case (default 50)")
     parser.add_argument("--sizes", type=int, default=20, metavar="K", help="sizes of the model (default 20)")
+    parser.add_argument("--repeat", type=int, default=3, metavar="K", help="times of each command (default 3)")
     parser.add_argument("--from", dest="source", type=Path, metavar="RESULT", help="a run made before, not a new one")
     parser.add_argument("--folder", type=Path, metavar="DIR", help="keep the files there")
     arguments = parser.parse_args()
@@ -160,13 +162,11 @@ def main() -> int:
             ("accept: store a baseline", ["accept", str(path), "--baselines", base]),
             ("compare: with that baseline", ["compare", str(path), base]),
         ):
-            cpu_s, wall_s, peak = measured(command)
-            fits = fits and cpu_s <= MOST_CPU_S and peak <= MOST_NBYTES
+            cpu_s, wall_s, peak = min((measured(command) for _ in range(arguments.repeat)), key=lambda row: row[1])
+            fits = fits and wall_s <= MOST_S and peak <= MOST_NBYTES
             print(f"{name:<28}{cpu_s:>12.2f}{wall_s:>9.2f}{peak / 1e6:>9.0f}", flush=True)
     load = f"load average {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores"
-    print(
-        f"{'within' if fits else 'ABOVE'} {MOST_CPU_S:.0f} s of processor and {MOST_NBYTES / 1e6:.0f} MB a command; {load}"
-    )
+    print(f"{'within' if fits else 'ABOVE'} {MOST_S:.0f} s and {MOST_NBYTES / 1e6:.0f} MB a command; {load}")
     return 0 if fits else 1
 
 
