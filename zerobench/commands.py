@@ -198,7 +198,7 @@ def report(arguments: Namespace) -> int:
     if arguments.html:
         from zerobench.report.pen import Pen
 
-        pen = Pen(beside=True)  # it gets ready while the result is read
+        pen = Pen(beside=2)  # they get ready while the result is read
     try:
         results = read(Path(arguments.result))
     except StoreError as error:

@@ -124,17 +124,18 @@ def step_times(runs: Runs, launches: Mapping[str, Sequence[Record]]) -> list[Ste
     for case, record in runs:
         if not any(sample.times_s for sample in record.samples):
             continue
-        timed = [r for r in launches.get(record.id, ()) if r.model and _timed(r)]
-        if not timed:
+        each, steps, model = [], [0.0], None
+        for launch in launches.get(record.id, ()):
+            times = [s.times_s for s in launch.samples]
+            if launch.model and times and all(times):
+                steps, model = slowest(times), launch.model
+                each.append(median(steps))
+        if model is None:
             continue
-        each = [median(slowest([s.times_s for s in launch.samples])) for launch in timed]
-        steps = slowest([s.times_s for s in timed[-1].samples])
         several = len(each) >= MIN_LAUNCHES
         middle = median(each) if len(each) > 1 else sorted(steps)[len(steps) // 2]
         interval = median_interval(each if several else steps) if several or len(each) == 1 else None
         of = f"{len(each)} launches" if len(each) > 1 else f"{len(steps)} steps of one launch"
-        model = timed[-1].model
-        assert model is not None
         tokens = model.tokens * case.micro_batches * case.world_size
         low, high = (interval.low, interval.high) if interval else (None, None)
         found.append(StepTime(case, middle, low, high, of, tokens / middle))
@@ -220,11 +221,6 @@ def _held(record: Record) -> list[Mapping[str, int]]:
         return next((h.claimed for h in sample.holdings if h.step == last and h.moment is Moment.BACKWARD), {})
 
     return [of(sample) for sample in record.samples]
-
-
-def _timed(record: Record) -> bool:
-    times = [s.times_s for s in record.samples]  # positive: `plausible` sees to that
-    return bool(times) and all(times) and len({len(t) for t in times}) == 1
 
 
 def _boundaries(record: Record) -> int:

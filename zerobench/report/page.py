@@ -37,7 +37,7 @@ QUIET_NBYTES = 600_000
 """What the findings that passed may take of the page, so that it stays something that can be mailed."""
 ROWS = 600
 """Rows of a table at most. Of the cases those that are not well come first where there are more."""
-CHARTS = 16
+CHARTS = 12
 """Charts of one section at most."""
 
 
@@ -114,6 +114,9 @@ def html(
     rows = case_rows(cases, records, verdict)
     head = headline(verdict, cases)
     runs = figures.plain_runs(cases, records)
+    states, traffic = _states(pen, figures.states(runs)), _traffic(pen, figures.traffic(runs))
+    timelines = _timelines(pen, figures.timelines(runs))
+    times = _times(pen, figures.step_times(runs, launches), verdict)  # last, while the others are drawn
     return (
         _environment()
         .get_template("page.html.j2")
@@ -132,12 +135,7 @@ def html(
                 matrix_table(matrix, lambda name, check: anchors.get((name, check)) or quiet.get(check, "quiet"))
             ),
             meaning=[(colour.name, colour.value, meaning) for colour, meaning in MEANING.items()],
-            sections=[
-                _states(pen, figures.states(runs)),
-                _traffic(pen, figures.traffic(runs)),
-                _times(pen, figures.step_times(runs, launches), verdict),
-                _timelines(pen, figures.timelines(runs)),
-            ],
+            sections=[states, traffic, times, timelines],
             provenance=_provenance(about, records),
             full=full,
             more=len(noisy) - len(full),

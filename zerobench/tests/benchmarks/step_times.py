@@ -1,6 +1,9 @@
 """Step times and bytes of many implementations beside torch's DDP, launches interleaved.
 
-    python -m zerobench.tests.benchmarks.step_times [--model mlp-8m] [--rounds 6] [IMPLEMENTATION ...]
+    python -m zerobench.tests.benchmarks.step_times [--model mlp-8m] [--rounds 6] [--python megatron=PYTHON] [IMPLEMENTATION ...]
+
+Libraries that cannot share an environment take part by `--python`, once for each: what begins so is launched by that
+interpreter, which has this zerobench and the same torch.
 
 `zerobench ab` compares two. Here a round is one launch of each implementation, those of a round next to each other in
 time, and every round begins with another; a launch gives one number, the median over its bare steps of the slowest
@@ -15,11 +18,14 @@ from __future__ import annotations
 
 import argparse
 import os
+from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 from zerobench.case import Case
 from zerobench.checks.timing import slowest
 from zerobench.implementations.registry import names
+from zerobench.launch.elsewhere import Elsewhere
 from zerobench.launch.local import Local
 from zerobench.provenance import collect
 from zerobench.record import Record
@@ -50,6 +56,9 @@ def main() -> int:
     parser.add_argument("implementation", nargs="*", help="default: all that are registered")
     parser.add_argument("--model", default="mlp-8m")
     parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument(
+        "--python", action="append", default=[], metavar="PREFIX=PYTHON", help="whose interpreter this is"
+    )
     parser.add_argument("--results", type=Path, default=Path("results/step-times.jsonl"), help="where records are kept")
     arguments = parser.parse_args()
     asked = arguments.implementation or [entry.name for entry in names()]
@@ -57,11 +66,16 @@ def main() -> int:
     load = os.getloadavg()[0]
     memory: dict[str, Record] = {}
     timed: dict[str, list[Record]] = {}
-    with Writer.fresh(arguments.results) as writer, Local() as local:
+    with Writer.fresh(arguments.results) as writer, Local() as local, ExitStack() as stack:
         writer.write(collect(suite="step-times", suite_digest="", cases=tuple(case.to_json() for case in cases)))
+        elsewhere = {
+            prefix: stack.enter_context(Elsewhere(Path(python), "step-times"))
+            for prefix, _, python in (each.partition("=") for each in arguments.python)
+        }
 
         def launch(case: Case, scenario: str) -> Record:
-            record = local.launch(case.run(scenario), deadline_s=300)
+            by = next((there for prefix, there in elsewhere.items() if case.implementation.startswith(prefix)), local)
+            record = replace(by.launch(case.run(scenario), deadline_s=300), provenance="")
             writer.write(record)
             return record
 
@@ -97,8 +111,9 @@ def rows(memory: dict[str, Record], timed: dict[str, list[Record]]) -> list[list
         step_ms = 1e3 * median([seconds(mine) for mine, _ in launches])
         spread = f"{ratios[0]:.2f} to {ratios[-1]:.2f}"
         bytes_ = [f"{claimed:.2f} Psi", f"{live:.2f} Psi"]
+        title = f"{name} (shimmed)" if record.shimmed else name
         lines.append(
-            [name, f"stage {int(record.claims.stage)}", f"{median(ratios):.2f}", spread, f"{step_ms:.0f} ms", *bytes_]
+            [title, f"stage {int(record.claims.stage)}", f"{median(ratios):.2f}", spread, f"{step_ms:.0f} ms", *bytes_]
         )
     return lines
 
