@@ -40,7 +40,8 @@ def measure(rank: int, n: int, store: str) -> list[tuple[str, Call | None, int, 
             calls = list(tap.calls)
             dist.barrier()
             moved = wire.difference(before, wire.read(), 1)
-            assert moved is not None and moved.sockets == n - 1
+            # At least one to each peer; what is judged is bytes.
+            assert moved is not None and moved.sockets >= n - 1, moved
             expected = [received_nbytes(call, rank) for call in calls]
             # Headers of the barriers on both sides may arrive inside the window.
             allowed = sum(framing_nbytes(call, n) for call in [*calls, *tap.calls[-1:] * 2])
