@@ -116,7 +116,7 @@ class Matrix:
 
     def made_with(self) -> list[str]:
         """Each result's versions, and those of the libraries behind some columns, a line each."""
-        lines = [versions(source) for source in self.sources]
+        lines = list(dict.fromkeys(versions(source) for source in self.sources))
         return lines + [f"{library}: {', '.join(names)}" for library, names in sorted(self.libraries.items())]
 
     def caveats(self) -> list[str]:

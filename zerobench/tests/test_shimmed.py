@@ -56,6 +56,7 @@ def test_findings_tables_and_the_matrix_say_it() -> None:
     matrix.add(
         ABOUT, [case], verdict.findings, [replace(made, samples=(replace(made.samples[0], libraries=("a 1",)),))]
     )
+    matrix.add(ABOUT, [case], verdict.findings)  # of the same making: said once
     assert matrix.made_with() == [versions(ABOUT), "a 1: posing"]
     for text in ("\n".join(markdown_lines(matrix)), html_page(matrix)):
         assert "posing (shimmed)" in text and "a 1: posing" in text and f"no verdict on its library: {WHAT}" in text
