@@ -17,6 +17,7 @@ _STYLE = """
 body { font: 15px/1.45 system-ui, sans-serif; margin: 2rem; color: #1b1f24; background: #fff; }
 table { border-collapse: collapse; } thead th { position: sticky; top: 0; background: #fff; }
 th, td { border: 1px solid #d0d7de; padding: .2rem .5rem; text-align: left; font-weight: normal; vertical-align: top; }
+tbody th { position: sticky; left: 0; background: #fff; }
 td a { color: inherit; display: block; } code, pre { font: 13px/1.4 ui-monospace, monospace; } pre { overflow-x: auto; }
 .GREEN { background: #d8f3dc; } .AMBER { background: #ffe8b3; } .RED { background: #ffc9c9; font-weight: bold; }
 .GREY { background: #eceff1; color: #57606a; } .DOUBT { background: #dbe4ff; }
