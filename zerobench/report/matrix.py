@@ -8,9 +8,10 @@ a run's exit code is, never a colour here; its reason stands with the cell. What
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
 
@@ -53,6 +54,14 @@ def colour_of(finding: Finding) -> Colour:
     if finding.claim is not None:
         return Colour.GREEN
     return Colour.GREY if finding.status is Status.SKIP else Colour.DOUBT
+
+
+_PLACE = re.compile(r"/(?:[^\s/\"':]+/)+(?=(?:site-packages|zerobench|python3\.\d+)/)")
+
+
+def _portable(text: str) -> str:
+    """`text` without what lies around packages in the paths of a stack: a matrix is published, and a path is one machine's."""
+    return _PLACE.sub("", text)
 
 
 @dataclass
@@ -98,6 +107,9 @@ class Matrix:
                 self.implementations.append(row_name(case))
         self.cases |= mine
         for finding in findings:
+            finding = replace(
+                finding, actual=_portable(finding.actual), detail=tuple(_portable(line) for line in finding.detail)
+            )
             implementation = row_name(mine[finding.case][0])
             self.cells.setdefault((implementation, finding.check), Cell()).findings[finding.case] = finding
             for line in finding.detail:

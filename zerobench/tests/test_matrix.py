@@ -142,3 +142,10 @@ def test_made_from_results_files(tmp_path: Path) -> None:
     assert made.cell("one", "traffic.volume").colour is Colour.DOUBT  # never run: not clean
     with pytest.raises(StoreError):
         matrix_of([tmp_path / "absent.jsonl"])
+
+
+def test_a_published_stack_names_no_place_of_a_machine() -> None:
+    stack = 'File "/home/me/venv/lib/python3.11/site-packages/lib/engine.py", line 3\n  at /srv/x/zerobench/worker.py:9'
+    made = matrix(finding(**FAILS, detail=(stack,)))
+    (found,) = made.cell("one", "traffic.volume").findings.values()
+    assert found.detail == ('File "site-packages/lib/engine.py", line 3\n  at zerobench/worker.py:9',)
