@@ -6,7 +6,6 @@ import json
 import sys
 from argparse import Namespace
 from collections.abc import Callable
-from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,6 +30,7 @@ from zerobench.launch.job import command
 if TYPE_CHECKING:
     from zerobench.case import Case
     from zerobench.launch.nodes import Nodes
+    from zerobench.report.pen import Pen
     from zerobench.runner import Plan
     from zerobench.store import Results
 
@@ -186,6 +186,15 @@ def _conform_plan(arguments: Namespace) -> Plan:
 
 
 def report(arguments: Namespace) -> int:
+    if not arguments.html:
+        return _report(arguments, None)
+    from zerobench.report.pen import Pen
+
+    with Pen(beside=2) as pen:  # they get ready while the result is read
+        return _report(arguments, pen)
+
+
+def _report(arguments: Namespace, pen: Pen | None) -> int:
     from zerobench.ab import is_ab
     from zerobench.case import Case
     from zerobench.commands_report import write
@@ -194,11 +203,6 @@ def report(arguments: Namespace) -> int:
     from zerobench.report.text import colourful
     from zerobench.store import StoreError, read, settled
 
-    pen = None
-    if arguments.html:
-        from zerobench.report.pen import Pen
-
-        pen = Pen(beside=2)  # they get ready while the result is read
     try:
         results = read(Path(arguments.result))
     except StoreError as error:
@@ -208,7 +212,7 @@ def report(arguments: Namespace) -> int:
     if is_ab(results):
         return _report_ab(arguments, results)
     about = results.provenance
-    with settled(), pen or nullcontext():
+    with settled():
         cases = [Case.from_json(dict(case)) for case in about.cases]
         verdict = judge(
             about.suite,

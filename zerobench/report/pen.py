@@ -113,7 +113,7 @@ class Helper:
                 return
 
     def end(self) -> None:
-        self.process.terminate()
+        self.process.kill()  # it has nothing to leave in order, and whoever forked it may have answers of its own to SIGTERM
         self.process.join()
         self.thread.join()
         self.pipe.close()
@@ -129,6 +129,8 @@ def _draw(draw: Callable[..., None], how: dict[str, Any]) -> str | charts.NoMatp
 def _draw_all(pipe: Connection, others: Iterable[Connection]) -> None:
     """In a process beside: draws what it is sent until nobody is left to send."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the other one says what there is to say
+    for other_end in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(other_end, signal.SIG_DFL)
     os.nice(5)  # it reads and judges first, and then it waits
     for other in others:
         other.close()

@@ -13,8 +13,11 @@ from typing import Any
 
 import pytest
 
+from zerobench.record import Provenance
 from zerobench.report import charts
 from zerobench.report.pen import Drawing, Pen
+from zerobench.store import Writer
+from zerobench.tests.made import CASE, record
 
 pytest.importorskip("matplotlib")
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only there a process draws")
@@ -68,6 +71,20 @@ def test_a_process_ends_with_the_one_that_it_draws_for() -> None:
     while any(Path(f"/proc/{pid}").exists() for pid in pids) and time.monotonic() < until:
         time.sleep(0.05)
     assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_a_report_says_nothing_of_its_helpers(tmp_path: Path, there: bool) -> None:
+    """They end before matplotlib is loaded where there is nothing to read, and while they wait where there was."""
+    about = Provenance("p", "0.1.0", "made", "d", "host", "2026-01-01T00:00:00+00:00", cases=(CASE.to_json(),))
+    if there:
+        with Writer(tmp_path / "r.jsonl") as writer:
+            writer.write(about)
+            writer.write(record(provenance="p"))
+    command = [sys.executable, "-m", "zerobench", "report", "r.jsonl", "--html", "page.html"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    assert done.stderr == ("" if there else "zerobench: r.jsonl: cannot be read: No such file or directory\n")
+    assert (tmp_path / "page.html").exists() is there
 
 
 def test_a_missing_library_is_said_to_who_asks(monkeypatch: pytest.MonkeyPatch) -> None:
