@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 from torch import Tensor
+
+from zerobench.claims import Claims
+from zerobench.record import Digest
 
 
 def digest(tensors: Iterable[Tensor]) -> tuple[str, int]:
@@ -22,3 +26,15 @@ def digest(tensors: Iterable[Tensor]) -> tuple[str, int]:
             hashed.update(ctypes.string_at(flat.data_ptr(), size))
         nbytes += size
     return hashed.hexdigest(), nbytes
+
+
+def whole_digests(engine: Any, claims: Claims, step: int) -> Iterator[Digest]:
+    """Collective: of every whole parameter, and of every whole optimizer state where there is one, by name."""
+    for name, tensor in sorted(engine.full_parameters().items()):
+        yield Digest(step, f"parameter {name}", *digest([tensor]))
+    if "full_optimizer_state" in claims.supports:
+        for name, state in sorted(engine.full_optimizer_state().items()):
+            for key, tensor in sorted(state.items()):
+                value, nbytes = digest([tensor.reshape(-1)])
+                kind = str(tensor.dtype).removeprefix("torch.")
+                yield Digest(step, f"{key} {name}", f"{kind}:{value}", nbytes)

@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from zerobench.case import Run
 from zerobench.claims import Claims, Recipe
-from zerobench.digest import digest
+from zerobench.digest import digest, whole_digests
 from zerobench.implementations.answers import Answering
 from zerobench.implementations.protocol import Implementation, Job, Unsupported
 from zerobench.implementations.registry import BadPlugin, check_engine
@@ -168,7 +168,7 @@ class Session:
             if self.watcher:
                 self.watcher.after_step(self.engine, step, **({"skipped": True} if poisoned else {}))
             if "bits" in self.scenario.watch:
-                self._digest_whole(step)
+                self._digests.extend(whole_digests(self.engine, self.claims, step))
         if self.scenario.checkpoint == "save" and step == RESUME_AT - 1:
             self._at(step, "save")
             self.engine.save(self.context.scratch)
@@ -245,7 +245,7 @@ class Session:
         self._at(RESUME_AT - 1, "load")
         self.engine.load(self.context.scratch)
         with self._reading():
-            self._digest_whole(RESUME_AT - 1)
+            self._digests.extend(whole_digests(self.engine, self.claims, RESUME_AT - 1))
             if isinstance(self.watcher, Exact):
                 self.watcher.adopt(self.engine)
 
@@ -394,14 +394,3 @@ class Session:
             if category is not Category.GRADIENT and not self.claims.stage.shards(category):
                 value, nbytes = digest(states.get(category, ()))
                 self._digests.append(Digest(step, f"replicated {category.value}", value, nbytes))
-
-    def _digest_whole(self, step: int) -> None:
-        """Every whole parameter, and every whole optimizer state where there is one, by name."""
-        for name, tensor in sorted(self.engine.full_parameters().items()):
-            self._digests.append(Digest(step, f"parameter {name}", *digest([tensor])))
-        if "full_optimizer_state" in self.claims.supports:
-            for name, state in sorted(self.engine.full_optimizer_state().items()):
-                for key, tensor in sorted(state.items()):
-                    value, nbytes = digest([tensor.reshape(-1)])
-                    kind = str(tensor.dtype).removeprefix("torch.")
-                    self._digests.append(Digest(step, f"{key} {name}", f"{kind}:{value}", nbytes))

@@ -8,7 +8,6 @@ policy (Content-Security-Policy) would not let it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import partial
 from pathlib import Path
@@ -25,6 +24,7 @@ from zerobench.report import charts, figures
 from zerobench.report.headline import headline, loud, skips
 from zerobench.report.matrix import MEANING, Matrix, row_name, verdicts
 from zerobench.report.matrix_html import matrix_table
+from zerobench.report.parts import Chart, Group, Section, Shown
 from zerobench.report.pen import Drawing, Pen
 from zerobench.report.terminal import case_rows
 from zerobench.report.text import clean
@@ -39,51 +39,6 @@ ROWS = 600
 """Rows of a table at most. Of the cases those that are not well come first where there are more."""
 CHARTS = 12
 """Charts of one section at most."""
-
-
-@dataclass(frozen=True)
-class Chart:
-    """A chart and its numbers. head, rows: the table; the first column names the row."""
-
-    title: str
-    note: str
-    svg: Drawing
-    head: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-
-
-@dataclass(frozen=True)
-class Section:
-    """Charts of one kind, or a sentence on why there are none."""
-
-    key: str
-    title: str
-    about: str
-    charts: tuple[Chart, ...] = ()
-    why_not: str = ""
-    legend: tuple[tuple[str, str], ...] = ()  # words, and the class of their colour
-    left_out: str = ""
-
-
-@dataclass(frozen=True)
-class Shown:
-    """A finding with what the page says of it."""
-
-    finding: Finding
-    command: str
-    verdicts: str
-    anchor: str = ""
-
-
-@dataclass
-class Group:
-    """What passed of one check."""
-
-    check: str
-    requirement: str
-    level: str
-    shown: list[Shown] = field(default_factory=list)
-    left_out: int = 0
 
 
 def html(
