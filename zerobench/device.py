@@ -18,8 +18,11 @@ import gc
 import json
 import os
 import sys
+import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -56,6 +59,10 @@ class Device(Protocol):
     def give_back(self) -> None:
         """Return what allocators keep in reserve, so that the system's view shows what is in use."""
 
+    def traced(self) -> AbstractContextManager[list[dict[str, Any]]]:
+        """A list that holds, once the block is over, the events of what ran on the device meanwhile, as in a Chrome
+        trace of torch's profiler."""
+
 
 class Cpu:
     kind = "cpu"
@@ -84,14 +91,17 @@ class Cpu:
         gc.collect()
         allocator.trim()
 
+    def traced(self) -> AbstractContextManager[list[dict[str, Any]]]:
+        return nullcontext([])  # what runs on a CPU has no timeline of its own
+
 
 class Cuda:
-    """cuda: the module `torch.cuda`, or a stand-in with the same calls."""
+    """cuda, profile: the module `torch.cuda` and `torch.profiler.profile`, or stand-ins with the same calls."""
 
     kind = "cuda"
 
-    def __init__(self, index: int, cuda: Any = torch.cuda) -> None:
-        self.index, self._cuda = index, cuda
+    def __init__(self, index: int, cuda: Any = torch.cuda, profile: Any = torch.profiler.profile) -> None:
+        self.index, self._cuda, self._profile = index, cuda, profile
 
     def use(self) -> None:
         self._cuda.set_device(self.index)
@@ -137,6 +147,18 @@ class Cuda:
         self.synchronize()
         self._cuda.empty_cache()
         allocator.trim()
+
+    @contextmanager
+    def traced(self) -> Iterator[list[dict[str, Any]]]:
+        events: list[dict[str, Any]] = []
+        self.synchronize()
+        with self._profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
+            yield events
+            self.synchronize()  # what was only enqueued leaves no event
+        with tempfile.TemporaryDirectory(prefix="zerobench-") as folder:
+            path = Path(folder, "trace.json")
+            profiler.export_chrome_trace(str(path))
+            events.extend(json.loads(path.read_bytes())["traceEvents"])
 
 
 SEED = 0

@@ -103,6 +103,17 @@ class Boundary:
 
 
 @dataclass(frozen=True)
+class Flight:
+    """A gradient collective under way in the last step. hidden: the share of its time in flight in which this rank
+    computed, 0 to 1. weight: what it counts for beside others, its microseconds on a device's timeline, and its
+    elements where it was held in flight for the time of one unit (`probes.flight`)."""
+
+    kind: Collective
+    weight: float
+    hidden: float
+
+
+@dataclass(frozen=True)
 class Wire:
     """What the sockets of this rank's backend carried over `steps` steps, and the messages they needed."""
 
@@ -185,6 +196,7 @@ class Sample:
     peaks: tuple[Peak, ...] = ()
     boundaries: tuple[Boundary, ...] = ()
     bare_peaks: tuple[Peak, ...] = ()  # of the same model run bare, over its parameters; step -1
+    flights: tuple[Flight, ...] | None = None  # None where it was not looked at, or the model marks no units
     wire: Wire | None = None
     times_s: tuple[float, ...] = ()
     comparisons: tuple[Comparison, ...] = ()

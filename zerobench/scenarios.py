@@ -30,8 +30,8 @@ class Scenario:
     """One way to drive an engine. What is None is the case's own.
 
     watch: which probes and comparisons take part: "memory", "time", "wire", "work", "bits" (digests of whole parameters
-    after every step), "resident" (what the system sees), and of these one: "oracle", "states", "trajectory",
-    "clipping".
+    after every step), "flight" (what is computed while gradients travel), "resident" (what the system sees), and of
+    these one: "oracle", "states", "trajectory", "clipping".
     timed: bare steps whose seconds are taken, where "time" is watched, and more until they have taken `timed_s` seconds.
     bucket: elements, "unit" for the largest unit, or a divisor of Psi as "Psi/8"; None leaves it to the implementation.
     gpu_model: the model on a GPU, where `model` would be too small to see.
@@ -108,6 +108,19 @@ def _memory() -> list[Scenario]:
             SGD,
             evaluated=True,
             features=frozenset({"sgd"}),
+        ),
+        Scenario(
+            "flight",
+            "Hold each reduction until backward has done one more unit; on NCCL, read the kernel timeline: is computing "
+            "going on meanwhile?",
+            frozenset({"flight"}),
+            model="stack-8",
+            gpu_model="mlp-268m",
+            warmup=1,
+            measured=1,
+            micro_batches=1,
+            bucket="unit",
+            features=frozenset({"overlap"}),
         ),
         Scenario(
             "wire",

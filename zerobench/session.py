@@ -31,7 +31,7 @@ from zerobench.probes.traffic import Tap
 from zerobench.probes.work import UpdatedElements
 from zerobench.rank import RankContext
 from zerobench.readings import Links
-from zerobench.record import Boundary, Digest, Holding, ModelFacts, Report, Sample, Wire
+from zerobench.record import Boundary, Digest, Flight, Holding, ModelFacts, Report, Sample, Wire
 from zerobench.scenarios import RESUME_AT, Scenario
 from zerobench.terms import MODEL_STATES, Category, Moment
 
@@ -74,6 +74,7 @@ class Session:
         self._holdings: list[Holding] = []
         self._counted: list[int | None] = []  # for each of these, by the allocator
         self._boundaries: list[Boundary] = []
+        self.flights: tuple[Flight, ...] | None = None
         self._digests: list[Digest] = []
         self._reports: list[Report] = []
         self._times: tuple[float, ...] = ()
@@ -222,6 +223,7 @@ class Session:
             peaks=tuple(self.ledger.peaks) if self.ledger else (),
             boundaries=tuple(self._boundaries),
             bare_peaks=self._bare.peaks,
+            flights=self.flights,
             wire=self._wire,
             times_s=self._times,
             comparisons=tuple(comparisons),

@@ -10,7 +10,7 @@ import os
 import time
 import traceback
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -30,7 +30,9 @@ from zerobench.libraries import libraries
 from zerobench.models import build as build_model
 from zerobench.options import Watched
 from zerobench.probes import allocator, reference_process
+from zerobench.probes.flight import Host
 from zerobench.probes.resident import GpuEye, Residence
+from zerobench.probes.timeline import Timeline
 from zerobench.probes.traffic import Tap
 from zerobench.rank import JOINING, CannotJoin, Outcome, RankContext
 from zerobench.readings import Reading
@@ -256,13 +258,23 @@ def bucket_numel(bucket: str | None, psi: int, units: tuple[int, ...]) -> int | 
     return -(-psi // int(bucket.removeprefix("Psi/")))
 
 
+def _flying(session: Session) -> Host | Timeline:
+    """How flights are seen: NCCL's run on the device, the others are waited for by the host."""
+    if session.context.backend == "nccl":
+        return Timeline(session.device)
+    return Host(session.tap, session.model)
+
+
 def _train(session: Session, scenario: Scenario, run: Run, timed: bool) -> None:
     before = globalstate.snapshot()
     with ExitStack() as stack:
         session.build(stack)
         first = scenario.first_step
+        flying = _flying(session) if "flight" in scenario.watch else None
         for step in range(first, first + run.case.warmup + run.case.measured):
-            session.step(step)
+            with flying.step(last=step == session.last) if flying else nullcontext():
+                session.step(step)
+        session.flights = flying.flights if flying else None
         session.stop_watching()
         # Ranks that share a GPU take turns on it: how long that takes says nothing about the subject.
         shared, simulated = session.context.place.shared, session.context.simulation is not None

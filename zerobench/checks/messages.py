@@ -8,7 +8,7 @@ from fractions import Fraction
 from zerobench.checks.check import Check, Judgement, NotApplicable, View, payload, per_psi, ranks_text, verdict
 from zerobench.checks.traffic import claimed_volume, step_volumes
 from zerobench.finding import Level
-from zerobench.record import Call
+from zerobench.record import Call, Record, Sample
 from zerobench.terms import Collective
 from zerobench.units import nbytes_text
 
@@ -85,39 +85,66 @@ def single(view: View) -> Judgement:
     )
 
 
+LEAST_HIDDEN = 0.01
+"""Less of the gradients' travelling than this beside computing is none: a copy that happened to run meanwhile."""
+
+
 def overlap(view: View) -> Judgement:
-    """Whether the first reduction of a step's gradients is issued before the last unit's gradient exists."""
+    """Whether gradients begin to travel before the last unit's exists, and whether anything is computed meanwhile: who
+    issues early and waits at once hides nothing. The second from a run of its own, where there is one."""
     if "overlap" not in view.claims.supports:
         raise NotApplicable("overlap is not claimed")
     if view.n == 1:
         raise NotApplicable("nothing is sent at n = 1")
-    exposed, late = {}, []
-    for sample in view.samples:
-        passed = [b for b in sample.boundaries if b.phase == "backward" and b.step == view.last_step]
-        if len(passed) < 2:
-            raise NotApplicable("this model marks no boundaries between units")
-        seen = passed[-1].calls
-        place = {id(c): i for i, c in enumerate(sample.calls)}
-        reduced = [
-            c
-            for c in payload(sample.calls, [view.last_step], view.model)
-            if c.phase in ("backward", "step") and c.kind is not Collective.ALL_GATHER
-        ]
-        before = sum(c.numel for c in reduced if place[id(c)] < seen)
-        total = sum(c.numel for c in reduced)
-        exposed[sample.rank] = 1 - before / total if total else 0.0
-        if total and not before:
-            late.append(sample.rank)
-    worst = max(exposed.values())
+    late = {sample.rank: _sent_late(view, sample) for sample in view.samples}
+    idle = _exposed(view.records.get("flight"))
+    wrong = {rank for rank, share in late.items() if share == 1.0}
+    wrong |= {rank for rank, share in idle.items() if share > 1 - LEAST_HIDDEN}
+    worst = max(late.values())
+    actual = f"{worst:.0%} of the elements are sent after the last boundary of backward"
+    metrics = [("late", worst)]
+    if "flight" in view.records and not idle:
+        actual += "; what is computed meanwhile could not be seen"
+    if idle:
+        metrics.append(("exposed", max(idle.values())))
+        actual += f"; {max(idle.values()):.0%} of the time on the way nothing is computed"
     return Judgement(
-        claim=verdict(not late),
-        paper=verdict(not late),
-        expected="gradients begin to travel before the first unit's gradient exists",
-        actual=f"{worst:.0%} of the elements are sent after the last boundary of backward"
-        + (f" on {ranks_text(late, view.n)}" if late else ""),
-        ranks=tuple(late),
-        metrics=(("exposed", worst),),
+        claim=verdict(not wrong),
+        paper=verdict(not wrong),
+        expected="gradients begin to travel before the first unit's gradient exists, and backward goes on meanwhile",
+        actual=actual + (f" on {ranks_text(wrong, view.n)}" if wrong else ""),
+        ranks=tuple(sorted(wrong)),
+        metrics=tuple(metrics),
     )
+
+
+def _sent_late(view: View, sample: Sample) -> float:
+    """The share of the last step's reduced elements that are issued after the last boundary between units."""
+    passed = [b for b in sample.boundaries if b.phase == "backward" and b.step == view.last_step]
+    if len(passed) < 2:
+        raise NotApplicable("this model marks no boundaries between units")
+    place = {id(c): i for i, c in enumerate(sample.calls)}
+    reduced = [
+        c
+        for c in payload(sample.calls, [view.last_step], view.model)
+        if c.phase in ("backward", "step") and c.kind is not Collective.ALL_GATHER
+    ]
+    before = sum(c.numel for c in reduced if place[id(c)] < passed[-1].calls)
+    total = sum(c.numel for c in reduced)
+    return 1 - before / total if total else 0.0
+
+
+def _exposed(record: Record | None) -> dict[int, float]:
+    """By rank, the share of the gradients' time on the way in which nothing is computed; only of ranks that show it.
+
+    sum of weight x (1 - hidden) over the sum of weights, all of `record.Flight`.
+    """
+    shares = {}
+    for sample in record.samples if record is not None else ():
+        whole = sum(flight.weight for flight in sample.flights or ())
+        if whole:
+            shares[sample.rank] = sum(f.weight * (1 - f.hidden) for f in sample.flights or ()) / whole
+    return shares
 
 
 CHECKS = (
@@ -156,9 +183,10 @@ CHECKS = (
         Level.SHOULD,
         "==",
         "where overlap is claimed, gradients travel while backward goes on",
-        "a reduction issued before the last boundary between units",
+        "a reduction issued before the last boundary between units; 1 % of the time on the way beside computing",
         ("plain",),
         overlap,
+        also=("flight",),
         simulated="ranks",
     ),
 )

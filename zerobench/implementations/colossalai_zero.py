@@ -33,13 +33,13 @@ from torch import Tensor
 
 from zerobench.claims import Claims, Recipe
 from zerobench.implementations.cuda_stand_in import SHIMMED, cuda_on_cpu
-from zerobench.implementations.helpers import scale_rates
+from zerobench.implementations.helpers import by_streams, scale_rates
 from zerobench.implementations.protocol import Job, StepReport, Unsupported
 from zerobench.implementations.torch_sharded import storages
 from zerobench.terms import Category, Stage
 
 SUPPORTS = frozenset({"full_gradients", "full_optimizer_state", "accumulation", "caller_accumulation", "bucket"})
-SUPPORTS |= {"overlap", "sgd", "uneven", "frozen", "unused", "tied", "groups", "schedule"}
+SUPPORTS |= {"sgd", "uneven", "frozen", "unused", "tied", "groups", "schedule"}
 SUPPORTS |= {"clipping", "checkpoint", "reshard"}
 
 
@@ -164,7 +164,7 @@ class ColossalAi1:
         return Claims(
             stage=self.stage,
             recipe=Recipe(low, low, "fp32", "fp32"),
-            supports=SUPPORTS,
+            supports=by_streams(job, SUPPORTS),
             padding_numel=sum(-p.numel() % job.world.size for p in job.module.parameters()),
             volume=self.volume,
             master_from="parameter",

@@ -33,7 +33,7 @@ import torch
 from torch import Tensor
 
 from zerobench.claims import Claims, Recipe
-from zerobench.implementations.helpers import scale_rates
+from zerobench.implementations.helpers import by_streams, scale_rates
 from zerobench.implementations.protocol import Job, StepReport, Unsupported
 from zerobench.implementations.torch_sharded import storages
 from zerobench.terms import Category, Stage
@@ -217,11 +217,16 @@ class DeepSpeed0:
         return Claims(
             stage=self.stage,
             recipe=Recipe(low, job.options.get("grad_accum_dtype", low), master, "fp32"),
-            supports=self.supports,
+            supports=by_streams(job, self.supports) if self.overlaps(job) else self.supports,
             padding_numel=padding(job, self.stage),
             volume=self.volume,
             master_from="parameter",
         )
+
+    def overlaps(self, job: Job) -> bool:
+        """What overlap_comm is, which DeepSpeed turns on by itself at stage 3 only."""
+        asked = job.options.get("overlap", self.stage is Stage.PARAMETER)
+        return self.stage.shards(Category.GRADIENT) and bool(asked) and not self.defaults
 
     def build(self, job: Job) -> DeepSpeedEngine:
         if job.loss_scale is not None or job.precision == "fp16":
@@ -250,7 +255,6 @@ class DeepSpeed2(DeepSpeed0):
     name = "deepspeed-2"
     stage = Stage.GRADIENT
     volume: str | None = "2*A+1"
-    supports = SUPPORTS | {"bucket", "overlap"}
 
 
 class DeepSpeed2Reduce(DeepSpeed2):
@@ -268,4 +272,3 @@ class DeepSpeed2Defaults(DeepSpeed2):
 class DeepSpeed3(DeepSpeed0):
     name = "deepspeed-3"
     stage = Stage.PARAMETER
-    supports = SUPPORTS | {"bucket", "overlap"}

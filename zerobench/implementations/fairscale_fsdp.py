@@ -35,7 +35,7 @@ from torch import Tensor, nn
 
 from zerobench.claims import Claims
 from zerobench.implementations.cuda_stand_in import SHIMMED, cuda_on_cpu
-from zerobench.implementations.helpers import scale_rates
+from zerobench.implementations.helpers import by_streams, scale_rates
 from zerobench.implementations.protocol import Job, StepReport
 from zerobench.implementations.torch_sharded import SUPPORTS, recipe, refuse, root_gathered_once, storages
 from zerobench.terms import Category, Stage
@@ -199,7 +199,7 @@ class FairscaleFsdp:
         return Claims(
             stage=Stage.PARAMETER,
             recipe=recipe(job.precision, job.precision),
-            supports=SUPPORTS,
+            supports=by_streams(job, SUPPORTS),
             padding_numel=padding(job),
             volume=None if self.gathered else root_gathered_once(job),
             gathered=self.gathered,

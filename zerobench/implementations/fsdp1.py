@@ -34,6 +34,7 @@ from torch.distributed.fsdp import (
 from torch.distributed.fsdp.wrap import lambda_auto_wrap_policy
 
 from zerobench.claims import Claims
+from zerobench.implementations.helpers import by_streams
 from zerobench.implementations.protocol import Job
 from zerobench.implementations.torch_sharded import (
     SUPPORTS,
@@ -130,7 +131,7 @@ class Fsdp1Full:
         return Claims(
             stage=Stage.PARAMETER,
             recipe=recipe(job.precision, job.precision),
-            supports=SUPPORTS,
+            supports=by_streams(job, SUPPORTS),
             padding_numel=padding(job, job.world.size),
             volume=None if self.gathered else root_gathered_once(job),
             gathered=self.gathered,

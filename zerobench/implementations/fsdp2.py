@@ -23,6 +23,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grad_norm_
 
 from zerobench.claims import Claims
+from zerobench.implementations.helpers import by_streams
 from zerobench.implementations.protocol import Job
 from zerobench.implementations.torch_sharded import (
     SUPPORTS,
@@ -94,7 +95,7 @@ class Fsdp2:
         return Claims(
             stage=Stage.PARAMETER,
             recipe=recipe(job.precision, "fp32"),
-            supports=SUPPORTS | {"simulable"},
+            supports=by_streams(job, SUPPORTS | {"simulable"}),
             padding_numel=padding(job, job.world.size),
             gathered=self.reshard is False,
         )

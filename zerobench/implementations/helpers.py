@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from zerobench.implementations.protocol import Job
 from zerobench.terms import Category
 
 
@@ -26,6 +27,12 @@ def torch_states(module: nn.Module, optimizer: Optimizer) -> dict[Category, list
         Category.GRADIENT: distinct(gradients),
         Category.OPTIMIZER: distinct([*masters, *states]),
     }
+
+
+def by_streams(job: Job, supports: frozenset[str]) -> frozenset[str]:
+    """`supports`, and "overlap" on a GPU: for a library that reduces on another stream of the device, and on a CPU, which
+    has no streams, waits for each reduction where it issues it (seen by traffic.overlap)."""
+    return supports | {"overlap"} if job.world.device.type == "cuda" else supports
 
 
 def scale_rates(optimizer: Optimizer, factor: float) -> None:

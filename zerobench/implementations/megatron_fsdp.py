@@ -38,13 +38,13 @@ from torch.distributed.tensor import DTensor
 
 from zerobench.claims import Claims, Recipe
 from zerobench.implementations.cuda_stand_in import SHIMMED, cuda_on_cpu
-from zerobench.implementations.helpers import scale_rates
+from zerobench.implementations.helpers import by_streams, scale_rates
 from zerobench.implementations.pieces import joined, joined_states
 from zerobench.implementations.protocol import Job, StepReport, Unsupported
 from zerobench.implementations.torch_sharded import storages
 from zerobench.terms import Category, Stage
 
-SUPPORTS = frozenset({"full_gradients", "full_optimizer_state", "accumulation", "overlap", "sgd", "uneven", "tied"})
+SUPPORTS = frozenset({"full_gradients", "full_optimizer_state", "accumulation", "sgd", "uneven", "tied"})
 SUPPORTS |= {"frozen", "unused", "groups", "schedule", "checkpoint", "reshard"}
 
 
@@ -223,7 +223,7 @@ class MegatronFsdp0:
         return Claims(
             stage=self.stage,
             recipe=Recipe(low, job.options.get("main_grads_dtype", low), "fp32", "fp32"),
-            supports=self.supports,
+            supports=by_streams(job, self.supports),
             padding_numel=padding(job, self.stage),
             master_from="parameter",
         )

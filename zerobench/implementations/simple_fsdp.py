@@ -21,6 +21,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from zerobench.claims import Claims
 from zerobench.implementations.fsdp2 import Fsdp2Engine, padding
+from zerobench.implementations.helpers import by_streams
 from zerobench.implementations.protocol import Job
 from zerobench.implementations.torch_sharded import SUPPORTS, ShardedEngine, recipe, refuse
 from zerobench.terms import Stage
@@ -54,7 +55,7 @@ class SimpleFsdp:
         return Claims(
             stage=Stage.PARAMETER,
             recipe=recipe(job.precision, "fp32"),
-            supports=SUPPORTS - {"frozen"},
+            supports=by_streams(job, SUPPORTS - {"frozen"}),
             padding_numel=padding(job, job.world.size),
             gathered=True,
         )

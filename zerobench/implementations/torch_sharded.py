@@ -25,7 +25,7 @@ from zerobench.implementations.helpers import distinct, scale_rates
 from zerobench.implementations.protocol import Job, StepReport, Unsupported
 from zerobench.terms import Category
 
-SUPPORTS = frozenset({"full_gradients", "full_optimizer_state", "accumulation", "overlap", "fp16", "sgd", "uneven"})
+SUPPORTS = frozenset({"full_gradients", "full_optimizer_state", "accumulation", "fp16", "sgd", "uneven"})
 SUPPORTS |= {"frozen", "unused", "groups", "schedule", "caller_accumulation", "clipping", "checkpoint", "reshard"}
 
 

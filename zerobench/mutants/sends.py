@@ -84,6 +84,17 @@ class ReducesAtTheEnd(Planted):
             parameter.grad = None
 
 
+class WaitsAtOnce(Planted):
+    """It issues a reduction while backward goes on, and backward goes on when the reduction is over."""
+
+    name = "waits-at-once"
+
+    class engine(Zero):
+        def _reduce(self, bucket: Bucket) -> None:
+            super()._reduce(bucket)
+            self._settle()
+
+
 class SilentDrift(Planted):
     """One rank's replicated weights move by an ulp: no collective ever tells."""
 

@@ -133,6 +133,13 @@ ROWS = (
     ),
     row(
         "sends",
+        "waits-at-once",
+        "claims overlap, issues each reduction in backward, and waits for it there",
+        "deepspeedai/DeepSpeed#7804 (overlap_comm is set, and nothing is computed beside the reductions)",
+        "traffic.overlap",
+    ),
+    row(
+        "sends",
         "silent-drift",
         "one rank's replicated weights move by a little after every step",
         "TrainCheck, BLOOM-176B (replicas that drift apart silently)",

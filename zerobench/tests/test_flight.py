@@ -1,0 +1,161 @@
+"""What is computed while gradients travel, on real ranks that wait for their collectives."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from zerobench.case import Case
+from zerobench.finding import Status
+from zerobench.judge import judge
+from zerobench.launch.local import Local
+from zerobench.models import build
+from zerobench.probes.flight import MOST_IN_VAIN, Host
+from zerobench.probes.traffic import Tap
+from zerobench.record import Flight, Record
+from zerobench.terms import Collective
+from zerobench.tests.made import record as made
+from zerobench.tests.ranks import join, run_ranks
+
+
+@pytest.mark.parametrize("reference", ["torch-ddp", "zero2", "zerobench.mutants.sends:WaitsAtOnce"])
+def test_held_reductions_tell_who_goes_on_from_who_waits(reference: str) -> None:
+    """Eight equal units, a bucket each: whoever goes on hides all but the reduction of the unit that comes last, after
+    which no boundary is left. Who waits hides none."""
+    with Local() as local:
+        record = local.launch(Case(reference, reference, "gpt-tiny", 2, "bf16").run("flight"), deadline_s=60)
+    assert record.status == "ok", record.reason
+    for sample in record.samples:
+        assert sample.flights is not None
+        numel = {flight.weight for flight in sample.flights}
+        hidden = [flight.hidden for flight in sample.flights]
+        assert len(numel) == 1 and len(hidden) == 8
+        assert hidden == ([0.0] * 8 if "Waits" in reference else [1.0] * 7 + [0.0])
+
+
+def drive(rank: int, n: int, store: str) -> dict[str, Any]:
+    """Reductions of a stack's boundaries by hand: through Work.wait, through the future, and by a functional one."""
+    tap = Tap()
+    tap.install()
+    join(rank, n, store)
+    model = build("stack-4", world_size=n, micro_batches=1, device="cpu")
+    host, waiting, futures = Host(tap, model), [], []
+    functional = torch.ops._c10d_functional
+
+    def step(unit: nn.Module, _: Any, gradient: Any) -> None:
+        index = list(model.units).index(unit)
+        value = torch.full((4,), float(rank + 1))
+        if index == 3:
+            waiting.append((value, dist.all_reduce(value, async_op=True)))
+        elif index == 2:
+            futures.append(dist.all_reduce(value, async_op=True).get_future())
+        elif index == 1:
+            held = functional.all_reduce(value, "sum", dist.group.WORLD.group_name)
+            waiting.append((held, None))
+        else:
+            dist.all_reduce(value)
+            waiting.append((value, None))
+
+    for unit in model.units:
+        unit.register_full_backward_hook(step)
+    sums: list[Tensor] = []
+    for last in (False, True):
+        waiting.clear()
+        futures.clear()
+        with host.step(last=last):
+            tap.phase = "backward"
+            model.module(*model.batch(0, rank, 0)).backward()
+            pending = [not work.is_completed() for _, work in waiting if work is not None]
+            for value, work in waiting:
+                if work is not None:
+                    assert work.wait() and work.is_completed() and work.is_success()
+                sums.append(functional.wait_tensor(value))
+            sums.extend(future.wait()[0] for future in futures)
+    return {
+        "sums": [s.tolist() for s in sums],
+        "hidden": [(f.weight, f.hidden) for f in host.flights or ()],
+        "pending": pending,
+        "threads": [t.name for t in threading.enumerate() if t.name == "in flight"],
+        "around": tap.around,
+    }
+
+
+def test_a_held_work_is_waited_for_in_every_way_and_nothing_stays() -> None:
+    for seen in run_ranks(drive, 2):
+        assert seen["sums"] == [[3.0] * 4] * 8
+        assert seen["hidden"] == [(4.0, 1.0), (4.0, 1.0), (4.0, 1.0), (4.0, 0.0)]
+        assert seen["threads"] == [] and seen["around"] is None
+        assert seen["pending"] == [False], "its unit was overtaken, and the collective is over"
+
+
+def patient(rank: int, n: int, store: str) -> dict[str, Any]:
+    """Twice as many reductions as are held in vain, each waited for at once."""
+    tap = Tap()
+    tap.install()
+    join(rank, n, store)
+    model = build("stack-4", world_size=n, micro_batches=1, device="cpu")
+    host = Host(tap, model)
+
+    def all_wait(*_: Any) -> None:
+        for _ in range(MOST_IN_VAIN // 2):
+            dist.all_reduce(torch.ones(2))
+
+    for unit in model.units:
+        unit.register_full_backward_hook(all_wait)
+    tap.phase = "backward"
+    for last in (False, True):
+        with host.step(last=last):
+            model.module(*model.batch(0, rank, 0)).backward()
+    return {"hidden": [f.hidden for f in host.flights or ()]}
+
+
+def test_what_is_held_in_vain_is_bounded() -> None:
+    for seen in run_ranks(patient, 2):
+        assert seen["hidden"] == [0.0] * MOST_IN_VAIN
+
+
+# -- the verdict -------------------------------------------------------------------------------------------------------
+
+
+def flight(*hidden: float) -> Record:
+    """A record of the run `flight` in which each rank hid so much of two equal reductions."""
+    own = made("flight")
+    samples = [
+        replace(s, flights=tuple(Flight(Collective.REDUCE_SCATTER, 8.0, x) for x in (share, share)))
+        for s, share in zip(own.samples, hidden, strict=True)
+    ]
+    return replace(own, samples=tuple(samples))
+
+
+@pytest.mark.parametrize(
+    ("hidden", "status", "ranks", "said"),
+    [
+        ((0.9, 0.9, 0.9, 0.9), Status.PASS, (), "10% of the time on the way nothing is computed"),
+        ((0.02, 0.9, 0.9, 0.9), Status.PASS, (), "98% of the time"),
+        ((0.9, 0.009, 0.9, 0.9), Status.FAIL, (1,), "99% of the time on the way nothing is computed on rank 1"),
+        (
+            (0.0, 0.0, 0.0, 0.0),
+            Status.FAIL,
+            (0, 1, 2, 3),
+            "100% of the time on the way nothing is computed on each rank",
+        ),
+    ],
+)
+def test_the_verdict(hidden: tuple[float, ...], status: Status, ranks: tuple[int, ...], said: str) -> None:
+    plain, own = made(), flight(*hidden)
+    case = plain.run.case
+    found = judge("made", [case], ["traffic.overlap"], {plain.id: plain, own.id: own}).findings[0]
+    assert (found.status, found.ranks) == (status, ranks)
+    assert said in found.actual
+
+
+def test_what_could_not_be_seen_is_said() -> None:
+    plain, own = made(), made("flight")
+    found = judge("made", [plain.run.case], ["traffic.overlap"], {plain.id: plain, own.id: own}).findings[0]
+    assert found.status is Status.PASS and "could not be seen" in found.actual
