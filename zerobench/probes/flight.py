@@ -100,8 +100,9 @@ class _Held(dist.Work):
         self.overtaken = threading.Event()
         self.hidden = self.in_vain = False
         self._work = work
-        self._future: torch.futures.Future[list[Tensor]] = torch.futures.Future()
         self._tensors = [t for each in tensors for t in (each if isinstance(each, (list, tuple)) else (each,))]
+        devices = {t.device for t in self._tensors if t.is_cuda}  # whose streams wait with who waits for the future
+        self._future: torch.futures.Future[list[Tensor]] = torch.futures.Future(devices=list(devices))
         self._thread = threading.Thread(target=self._fly, args=(patience_s,), name="in flight", daemon=True)
         self._thread.start()
 
@@ -122,7 +123,7 @@ class _Held(dist.Work):
 
     def wait(self, timeout: Any = None) -> bool:
         self._future.wait()
-        return True
+        return self._work.wait()  # once more, on this thread: what it has to be told, it is told
 
     def get_future(self) -> torch.futures.Future[list[Tensor]]:
         return self._future
