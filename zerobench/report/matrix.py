@@ -18,7 +18,7 @@ from pathlib import Path
 from zerobench.case import Case
 from zerobench.checks.catalogue import CHECKS
 from zerobench.finding import SHIMMED, Finding, Status
-from zerobench.judge import judge
+from zerobench.judge import judge, plan
 from zerobench.record import Provenance, Record
 from zerobench.store import read
 
@@ -172,15 +172,43 @@ class Matrix:
 
 
 def matrix_of(paths: Iterable[Path]) -> Matrix:
-    """The matrix of results files, judged as they were. Raises StoreError for one that cannot be read."""
-    matrix = Matrix()
+    """The matrix of results files. Raises StoreError for one that cannot be read.
+
+    What several files have of the same cases is judged as one result: by the checks of any, on the latest record of
+    each run, with the judge and the excuses of the latest file. So a file of a few runs mends or adds to one of all.
+    """
+    pools: dict[tuple[str, str], _Pool] = {}
+    sources = []
     for path in paths:
         results = read(path)
         about = results.provenance
+        sources.append(about)
         cases = [Case.from_json(dict(case)) for case in about.cases]
-        verdict = judge(about.suite, cases, about.checks, results.records, by=about.judge, excuses=about.xfail)
-        matrix.add(about, cases, verdict.findings, results.records.values())
+        for case in cases:
+            pool = pools.setdefault((about.suite, case.family), _Pool(about))
+            pool.about = about
+            pool.cases[case.id] = case
+            pool.checks |= dict.fromkeys(about.checks)
+            for id in plan([case], about.checks):
+                if id in results.records:
+                    pool.records[id] = results.records[id]
+    matrix = Matrix()
+    for pool in pools.values():
+        about, cases = pool.about, list(pool.cases.values())
+        verdict = judge(about.suite, cases, list(pool.checks), pool.records, by=about.judge, excuses=about.xfail)
+        matrix.add(about, cases, verdict.findings, pool.records.values())
+    matrix.sources = sources
     return matrix
+
+
+@dataclass
+class _Pool:
+    """What results have of one family of cases. about: the latest of them."""
+
+    about: Provenance
+    cases: dict[str, Case] = field(default_factory=dict)
+    checks: dict[str, None] = field(default_factory=dict)
+    records: dict[str, Record] = field(default_factory=dict)
 
 
 def json_lines(matrix: Matrix) -> list[str]:

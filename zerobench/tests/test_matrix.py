@@ -17,6 +17,8 @@ from zerobench.report.matrix import Colour, Matrix, colour_of, json_lines, matri
 from zerobench.report.matrix_html import html_page
 from zerobench.report.matrix_markdown import code, escape, markdown_lines
 from zerobench.store import StoreError, Writer
+from zerobench.tests.made import CASE as MADE
+from zerobench.tests.made import record
 
 ABOUT = Provenance("p", "0.1", "made", "", "host-of-mine", "2030-01-02T03:04:05", torch="2.13.0", commit="abc")
 CASE = Case("one", "one", "gpt-tiny", 2, "bf16")
@@ -142,6 +144,30 @@ def test_made_from_results_files(tmp_path: Path) -> None:
     assert made.cell("one", "traffic.volume").colour is Colour.DOUBT  # never run: not clean
     with pytest.raises(StoreError):
         matrix_of([tmp_path / "absent.jsonl"])
+
+
+def test_results_of_the_same_case_are_judged_as_one(tmp_path: Path) -> None:
+    """A run that failed stays failed when others are repeated or added, until it is done again itself."""
+    failed = replace(record("tied"), status="error", reason="rank 0 raised")
+    results = (
+        (("traffic.volume", "numerics.tied"), (record(), failed)),
+        (("traffic.overlap",), (record(), record("flight"))),
+        (("numerics.tied",), (record("tied"),)),
+    )
+    paths, colours = [], []
+    for index, (checks, records) in enumerate(results):
+        paths.append(tmp_path / f"{index}.jsonl")
+        with Writer(paths[-1]) as writer:
+            writer.write(replace(ABOUT, id=f"p{index}", cases=(MADE.to_json(),), checks=checks))
+            for each in records:
+                writer.write(replace(each, provenance=f"p{index}"))
+        made = matrix_of(paths)
+        colours.append(
+            [made.cell("zero2", c).colour for c in ("runtime.completes", "traffic.overlap", "traffic.volume")]
+        )
+    grey, green, red = Colour.GREY, Colour.GREEN, Colour.RED
+    assert colours == [[red, grey, green], [red, green, green], [green, green, green]]
+    assert [about.id for about in made.sources] == ["p0", "p1", "p2"]
 
 
 def test_a_published_stack_names_no_place_of_a_machine() -> None:
