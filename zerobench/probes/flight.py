@@ -52,12 +52,16 @@ class Host:
         self._tap.around = self._hold if last else None
         try:
             yield
+        except BaseException:
+            for work in self._works:
+                work.overtaken.set()  # and it ends when its peers come, who may never: who raised does not wait for them
+            raise
         finally:
             self._tap.around = None
             self._model.observe(None)
-            for work in self._works:
-                work.land()
-            self._works.clear()
+        for work in self._works:
+            work.land()
+        self._works.clear()
         if not last:
             self._expected = self._passed
             self._patience_s = max(LEAST_S, STEPS * (time.perf_counter() - started))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+import time
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -13,9 +15,12 @@ from torch import Tensor, nn
 
 from zerobench.case import Case
 from zerobench.finding import Status
+from zerobench.implementations.buckets import Bucket
+from zerobench.implementations.reference import Zero
 from zerobench.judge import judge
 from zerobench.launch.local import Local
 from zerobench.models import build
+from zerobench.mutants.base import Planted
 from zerobench.probes.flight import MOST_IN_VAIN, Host
 from zerobench.probes.traffic import Tap
 from zerobench.record import Flight, Record
@@ -24,12 +29,17 @@ from zerobench.tests.made import record as made
 from zerobench.tests.ranks import join, run_ranks
 
 
+@pytest.fixture(scope="module")
+def local() -> Iterator[Local]:
+    with Local() as launcher:
+        yield launcher
+
+
 @pytest.mark.parametrize("reference", ["torch-ddp", "zero2", "zerobench.mutants.sends:WaitsAtOnce"])
-def test_held_reductions_tell_who_goes_on_from_who_waits(reference: str) -> None:
+def test_held_reductions_tell_who_goes_on_from_who_waits(local: Local, reference: str) -> None:
     """Eight equal units, a bucket each: whoever goes on hides all but the reduction of the unit that comes last, after
     which no boundary is left. Who waits hides none."""
-    with Local() as local:
-        record = local.launch(Case(reference, reference, "gpt-tiny", 2, "bf16").run("flight"), deadline_s=60)
+    record = local.launch(Case(reference, reference, "gpt-tiny", 2, "bf16").run("flight"), deadline_s=60)
     assert record.status == "ok", record.reason
     for sample in record.samples:
         assert sample.flights is not None
@@ -118,6 +128,30 @@ def patient(rank: int, n: int, store: str) -> dict[str, Any]:
 def test_what_is_held_in_vain_is_bounded() -> None:
     for seen in run_ranks(patient, 2):
         assert seen["hidden"] == [0.0] * MOST_IN_VAIN
+
+
+class RaisesOnTheWay(Planted):
+    """Rank 1 raises with a reduction on the way; rank 0 never sends the one after it, and waits for nobody."""
+
+    name = "raises-on-the-way"
+
+    class engine(Zero):
+        def _reduce(self, bucket: Bucket) -> None:
+            if self._stepped and bucket is self.buckets[4]:
+                if dist.get_rank() == 1:
+                    super()._reduce(bucket)
+                    raise RuntimeError("out of luck")
+                time.sleep(600.0)
+            super()._reduce(bucket)
+
+
+def test_who_raises_with_a_reduction_on_the_way_says_so_at_once(local: Local) -> None:
+    case = Case("raises", "zerobench.tests.test_flight:RaisesOnTheWay", "gpt-tiny", 2, "bf16")
+    record = local.launch(case.run("flight"), deadline_s=30)
+    failure = next(sample.failure for sample in record.samples if sample.rank == 1)
+    assert failure is not None and (failure.kind, failure.step) == ("raised", 1)
+    assert "out of luck" in failure.what
+    assert record.wall_s < 25, "before the deadline"
 
 
 # -- the verdict -------------------------------------------------------------------------------------------------------
