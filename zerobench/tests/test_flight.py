@@ -23,7 +23,7 @@ from zerobench.models import build
 from zerobench.mutants.base import Planted
 from zerobench.probes.flight import MOST_IN_VAIN, Host
 from zerobench.probes.traffic import Tap
-from zerobench.record import Flight, Record
+from zerobench.record import Flight, Record, Sample
 from zerobench.terms import Collective
 from zerobench.tests.made import record as made
 from zerobench.tests.ranks import join, run_ranks
@@ -187,6 +187,19 @@ def test_the_verdict(hidden: tuple[float, ...], status: Status, ranks: tuple[int
     found = judge("made", [case], ["traffic.overlap"], {plain.id: plain, own.id: own}).findings[0]
     assert (found.status, found.ranks) == (status, ranks)
     assert said in found.actual
+
+
+def late(sample: Sample) -> Sample:
+    return replace(sample, boundaries=tuple(replace(b, calls=0) for b in sample.boundaries))
+
+
+def test_who_issues_when_backward_is_over_fails_whatever_the_flights() -> None:
+    skipped = made("flight", status="skip", reason="unsupported: overlap", samples=())
+    for own in (flight(0.9, 0.9, 0.9, 0.9), skipped):
+        plain = made(change=late)
+        found = judge("made", [plain.run.case], ["traffic.overlap"], {plain.id: plain, own.id: own}).findings[0]
+        assert found.status is Status.FAIL
+        assert "100% of the elements are sent after the last boundary of backward" in found.actual
 
 
 def test_what_could_not_be_seen_is_said() -> None:

@@ -83,10 +83,6 @@ def apart(s: Sample) -> Sample:
     return replace(s, digests=tuple(replace(d, value="other") if d.step == 2 and s.rank == 3 else d for d in s.digests))
 
 
-def late(s: Sample) -> Sample:
-    return replace(s, boundaries=tuple(replace(b, calls=0) for b in s.boundaries))
-
-
 def twice(s: Sample) -> Sample:
     return replace(s, updated_numel=2 * PSI // N)
 
@@ -108,7 +104,6 @@ def in_dtype(name: str) -> Change:
         ("traffic.kinds", sent_as(Collective.ALL_REDUCE), "all-reduce of 1.00 Psi of bf16 in backward"),
         ("traffic.dtype", sent_as(Collective.REDUCE_SCATTER, "fp32"), "reduce-scatter in backward of fp32"),
         ("traffic.order", alone, "rank 2: all-gather of 8 bf16 in step of step 3"),
-        ("traffic.overlap", late, "sent after the last boundary"),
         ("work.sharded", twice, f"{2 * PSI} over all ranks"),
     ],
 )
