@@ -36,7 +36,12 @@ def measure(rank: int, n: int, store: str) -> list[tuple[str, Call | None, int, 
             dist.barrier()
             before = wire.read()
             tap.calls.clear()
-            issue()
+            try:
+                issue()
+            except RuntimeError as error:
+                if "does not support" not in str(error):  # torch 2.11's gloo has no all-to-all of a list
+                    raise
+                continue
             calls = list(tap.calls)
             dist.barrier()
             moved = wire.difference(before, wire.read(), 1)
@@ -87,6 +92,7 @@ def kinds(rank: int, n: int, share: int, dtype: torch.dtype) -> dict[str, Any]:
 @pytest.mark.parametrize("n", [2, 3, 4])
 def test_sockets_receive_what_the_model_says_within_framing(n: int) -> None:
     for rows in run_ranks(measure, n):
+        assert len(rows) >= 4 * 13, "one kind at most may be refused"
         for name, expected, allowed, received in rows:
             assert abs(received - expected) <= allowed, (
                 f"{name}: model {expected}, sockets {received}, framing {allowed}"
