@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from itertools import product
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 Region = list[tuple[int, int]]
+T = TypeVar("T", int, float)
 
 
 def plain(tensor: Tensor) -> list[Tensor]:
@@ -45,8 +47,9 @@ def region(tensor: Tensor) -> Region:
     return union((start + sum(step), start + sum(step) + run) for step in steps)
 
 
-def union(intervals: Iterable[tuple[int, int]]) -> Region:
-    out: Region = []
+def union(intervals: Iterable[tuple[T, T]]) -> list[tuple[T, T]]:
+    """The same points as disjoint half-open intervals, in order."""
+    out: list[tuple[T, T]] = []
     for start, stop in sorted(intervals):
         if out and start <= out[-1][1]:
             out[-1] = (out[-1][0], max(out[-1][1], stop))

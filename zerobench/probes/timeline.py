@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from zerobench.device import Device
+from zerobench.probes.regions import union
 from zerobench.record import Flight
 from zerobench.terms import Collective
 
@@ -67,17 +68,6 @@ def flights(events: Iterable[Mapping[str, Any]]) -> tuple[Flight, ...]:
             sent.append((kind, span))
     busy = union(computed)
     return tuple(Flight(kind, end - start, _share((start, end), busy)) for kind, (start, end) in sent)
-
-
-def union(spans: Iterable[Span]) -> list[Span]:
-    """The same instants as disjoint spans, in order."""
-    joined: list[Span] = []
-    for start, end in sorted(spans):
-        if joined and start <= joined[-1][1]:
-            joined[-1] = (joined[-1][0], max(joined[-1][1], end))
-        else:
-            joined.append((start, end))
-    return joined
 
 
 def _share(span: Span, busy: list[Span]) -> float:
