@@ -135,15 +135,22 @@ def _sent_late(view: View, sample: Sample) -> float:
 
 
 def _exposed(record: Record | None) -> dict[int, float]:
-    """By rank, the share of the gradients' time on the way in which nothing is computed; only of ranks that show it.
+    """By rank, the share of the gradients' time on the way in which nothing is computed: the sum of weight x (1 - hidden)
+    over the sum of weights, all of `record.Flight`.
 
-    sum of weight x (1 - hidden) over the sum of weights, all of `record.Flight`.
+    Only of ranks whose reductions carry at least half of Psi in the step. Where gradients travel by another kind, what
+    is reduced is a norm or a flag, and says nothing of them.
     """
+    if record is None or record.model is None:
+        return {}
+    last = record.run.case.warmup + record.run.case.measured - 1
     shares = {}
-    for sample in record.samples if record is not None else ():
-        whole = sum(flight.weight for flight in sample.flights or ())
-        if whole:
-            shares[sample.rank] = sum(f.weight * (1 - f.hidden) for f in sample.flights or ()) / whole
+    for sample in record.samples:
+        reduced = sum(c.numel for c in payload(sample.calls, [last], record.model) if c.kind.reduces)
+        flights = sample.flights or ()
+        whole = sum(flight.weight for flight in flights)
+        if whole and 2 * reduced >= record.model.psi:
+            shares[sample.rank] = sum(f.weight * (1 - f.hidden) for f in flights) / whole
     return shares
 
 

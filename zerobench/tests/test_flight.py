@@ -23,7 +23,7 @@ from zerobench.models import build
 from zerobench.mutants.base import Planted
 from zerobench.probes.flight import MOST_IN_VAIN, Host
 from zerobench.probes.traffic import Tap
-from zerobench.record import Flight, Record, Sample
+from zerobench.record import Call, Flight, Record, Sample
 from zerobench.terms import Collective
 from zerobench.tests.made import record as made
 from zerobench.tests.ranks import join, run_ranks
@@ -202,7 +202,15 @@ def test_who_issues_when_backward_is_over_fails_whatever_the_flights() -> None:
         assert "100% of the elements are sent after the last boundary of backward" in found.actual
 
 
-def test_what_could_not_be_seen_is_said() -> None:
-    plain, own = made(), made("flight")
+def by_all_to_all(sample: Sample) -> Sample:
+    """Gradients travel by all-to-all; a vector of norms is reduced when all is over."""
+    norms = Call(1, "step", Collective.ALL_REDUCE, 10, 40, "fp32", tuple(range(4)))
+    moved = [replace(c, kind=Collective.ALL_TO_ALL) if c.kind.reduces else c for c in sample.calls]
+    return replace(sample, calls=(*moved, norms), flights=(Flight(Collective.ALL_REDUCE, 10.0, 0.0),))
+
+
+@pytest.mark.parametrize("own", [made("flight"), made("flight", change=by_all_to_all)], ids=["nothing", "norms alone"])
+def test_what_could_not_be_seen_is_said(own: Record) -> None:
+    plain = made()
     found = judge("made", [plain.run.case], ["traffic.overlap"], {plain.id: plain, own.id: own}).findings[0]
     assert found.status is Status.PASS and "could not be seen" in found.actual
