@@ -114,6 +114,7 @@ def overlap(view: View) -> Judgement:
         expected="gradients begin to travel before the first unit's gradient exists, and backward goes on meanwhile",
         actual=actual + (f" on {ranks_text(wrong, view.n)}" if wrong else ""),
         ranks=tuple(sorted(wrong)),
+        detail=("issued in backward, and then backward waits until they are over",) if wrong and worst < 1 else (),
         metrics=tuple(metrics),
     )
 

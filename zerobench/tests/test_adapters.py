@@ -12,10 +12,15 @@ from zerobench import models
 from zerobench.analytic import evaluate_volume, sent_numel
 from zerobench.claims import Claims
 from zerobench.implementations.answers import claimed
+from zerobench.implementations.colossalai_zero import ColossalAi2
+from zerobench.implementations.deepspeed_zero import DeepSpeed1, DeepSpeed2, DeepSpeed3
+from zerobench.implementations.fairscale_fsdp import FairscaleFsdp
 from zerobench.implementations.fsdp1 import Fsdp1Full, Fsdp1GradOp, Fsdp1Hybrid
 from zerobench.implementations.fsdp2 import Fsdp2, Fsdp2NoReshard, Fsdp2RootDefault, Hsdp2
-from zerobench.implementations.protocol import Unsupported
+from zerobench.implementations.megatron_fsdp import MegatronFsdp2
+from zerobench.implementations.protocol import Job, Unsupported, World
 from zerobench.implementations.registry import BadPlugin, check_engine
+from zerobench.implementations.simple_fsdp import SimpleFsdp
 from zerobench.implementations.torch_ddp import TorchDdp, TorchDdpNoViews
 from zerobench.implementations.torch_sharded import root_gathered_once
 from zerobench.implementations.torch_zero import TorchZero
@@ -33,6 +38,33 @@ ROWS = [  # model, A, precision, optimizer, features
 ]
 FLAT = (TorchDdpNoViews, TorchZero, Fsdp1Full, Fsdp1GradOp, Fsdp2, Fsdp2NoReshard, Fsdp2RootDefault)
 HYBRID = (Fsdp1Hybrid, Hsdp2)
+
+
+@pytest.mark.parametrize(
+    ("subject", "options", "on_cpu", "on_gpu"),
+    [
+        (TorchDdp, {}, True, True),
+        (Fsdp1Full, {}, False, True),
+        (Fsdp2, {}, False, True),
+        (SimpleFsdp, {}, False, True),
+        (FairscaleFsdp, {}, False, True),
+        (MegatronFsdp2, {}, False, True),
+        (ColossalAi2, {}, False, True),
+        (DeepSpeed1, {"overlap": True}, False, False),  # overlap_comm is of stages 2 and 3
+        (DeepSpeed2, {}, False, False),  # off unless it is asked for
+        (DeepSpeed2, {"overlap": True}, False, True),
+        (DeepSpeed3, {}, False, True),
+        (DeepSpeed3, {"overlap": False}, False, False),
+    ],
+)
+def test_what_overlaps_by_streams_claims_it_where_there_are_any(
+    subject: Any, options: dict[str, object], on_cpu: bool, on_gpu: bool
+) -> None:
+    for device, backend, claims in (("cpu", "gloo", on_cpu), ("cuda", "nccl", on_gpu)):
+        model = models.build("dyadic", world_size=2, micro_batches=1, device="cpu")
+        world = World(0, 2, torch.device(device), backend)
+        job = Job(model.module, model.units, world, "fp32", ADAMW, options=options)
+        assert ("overlap" in subject().claims(job).supports) == claims, device
 
 
 def _dyadic(rank: int, n: int, store: str, subject: Any) -> None:

@@ -21,7 +21,7 @@ from zerobench.judge import judge
 from zerobench.launch.local import Local
 from zerobench.models import build
 from zerobench.mutants.base import Planted
-from zerobench.probes.flight import MOST_IN_VAIN, Host
+from zerobench.probes.flight import MOST_IN_VAIN, Host, _Held
 from zerobench.probes.traffic import Tap
 from zerobench.record import Call, Flight, Record, Sample
 from zerobench.terms import Collective
@@ -102,6 +102,36 @@ def test_a_held_work_is_waited_for_in_every_way_and_nothing_stays() -> None:
         assert seen["hidden"] == [(4.0, 1.0), (4.0, 1.0), (4.0, 1.0), (4.0, 0.0)]
         assert seen["threads"] == [] and seen["around"] is None
         assert seen["pending"] == [False], "its unit was overtaken, and the collective is over"
+
+
+class Slow(dist.Work):
+    """A collective that takes a while, or that fails."""
+
+    def __init__(self, error: str = "") -> None:
+        super().__init__()
+        self.error = error
+
+    def wait(self, timeout: Any = None) -> bool:
+        time.sleep(0.2)
+        if self.error:
+            raise RuntimeError(self.error)
+        return True
+
+
+def test_it_has_landed_when_the_collective_is_over() -> None:
+    held = _Held(Slow(), [torch.ones(2)], patience_s=60.0)
+    assert not held.is_completed()
+    held.land()
+    assert held.is_completed() and not held._thread.is_alive()
+    assert held.get_future().wait()[0].tolist() == [1.0, 1.0]
+
+
+def test_what_a_collective_raises_is_raised_where_it_is_waited_for() -> None:
+    held = _Held(Slow("the peer is gone"), [torch.ones(2)], patience_s=0.0)
+    with pytest.raises(RuntimeError, match="the peer is gone"):
+        held.wait()
+    with pytest.raises(RuntimeError, match="the peer is gone"):
+        held.get_future().wait()
 
 
 def patient(rank: int, n: int, store: str) -> dict[str, Any]:
@@ -187,6 +217,7 @@ def test_the_verdict(hidden: tuple[float, ...], status: Status, ranks: tuple[int
     found = judge("made", [case], ["traffic.overlap"], {plain.id: plain, own.id: own}).findings[0]
     assert (found.status, found.ranks) == (status, ranks)
     assert said in found.actual
+    assert any("backward waits" in line for line in found.detail) == (status is Status.FAIL)
 
 
 def late(sample: Sample) -> Sample:
